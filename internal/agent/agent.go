@@ -1,0 +1,343 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package agent is the loop: observe, decide, act once, report, sleep. The decision is package plan's; the loop only
+// knows how to see and how to do, and when to look again.
+package agent
+
+import (
+	"context"
+	"log/slog"
+	"math/rand/v2"
+	"time"
+
+	"github.com/kured-agent/kured-agent/internal/plan"
+)
+
+// Options is everything an Agent is made of. Every field must be set but for the ones that say otherwise.
+type Options struct {
+	Policy plan.Policy
+	Pool   string // empty: by the Node's role
+	Drain  bool   // false: pods are left where they are
+
+	Sources  Sources
+	Node     Node
+	Slots    Slots
+	Drainer  Drain
+	Gates    Gates
+	Ready    ReadyPods
+	Logind   Logind
+	Units    Units
+	Host     Host
+	Identity Identity
+
+	Boot   string
+	Window func(time.Time) plan.Window
+	Now    func() time.Time
+	Uptime func() time.Duration
+	Logger *slog.Logger
+
+	Changed    <-chan struct{}                           // something changed: look again; may be nil
+	Report     func(plan.Observed, plan.Step)            // called after every decision; must not block; may be nil
+	Trouble    func(o plan.Observed, reason, why string) // something a human should see; must not block; may be nil
+	Alive      func()                                    // called at least every AliveEvery while the loop lives; may be nil
+	AliveEvery time.Duration
+}
+
+// Agent is the loop and the little it keeps between two rounds: nothing of it is needed after a crash.
+type Agent struct {
+	Options
+	stopping bool
+
+	turn     plan.Turn
+	fitSince time.Duration // uptime since which the boot has been healthy; zero: it is not
+	lostSlot bool          // the newest verification said that the slot is not ours
+	searched bool          // a slot that the record does not know was looked for
+
+	pods   plan.Pods
+	lookAt time.Duration // uptime from which the pods are listed again
+	looks  int           // listings since the last eviction pass
+
+	reads  stall // of the API server
+	acts   stall // of actions
+	acted  acted
+	last   plan.Step
+	warned string // the trouble told last
+}
+
+// New makes an agent that has not looked yet.
+func New(o Options) *Agent { return &Agent{Options: o} }
+
+// Run works until ctx ends, then leaves the Node as the way of the ending demands. It returns nil.
+func (a *Agent) Run(ctx context.Context) error {
+	for ctx.Err() == nil {
+		o, step := a.round(ctx)
+		if ctx.Err() == nil && step.Action == plan.None {
+			a.sleep(ctx, a.pause(o, step))
+		}
+	}
+	a.leave(context.WithoutCancel(ctx))
+	return nil
+}
+
+// ReturnNode works until nothing of an earlier boot is left on the Node, and no further: what the running agent began
+// in this boot is not its business.
+func (a *Agent) ReturnNode(ctx context.Context) error {
+	for {
+		o := a.observe(ctx)
+		step := plan.Next(a.Policy, o)
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if !ofTheReturn(o, step) {
+			return nil
+		}
+		a.report(o, step)
+		if step.Action == plan.None {
+			a.sleep(ctx, a.pause(o, step))
+			continue
+		}
+		a.perform(ctx, o, step)
+	}
+}
+
+func ofTheReturn(o plan.Observed, s plan.Step) bool {
+	switch s.Phase {
+	case plan.Returning, plan.Unreachable, plan.NoNode:
+		return true
+	case plan.Idle:
+		return s.Action == plan.Forget || s.Action == plan.Settle && !o.Record.Marked
+	}
+	return false
+}
+
+// CleanUp undoes everything of ours, as a stop for good does. It gives up when ctx ends.
+func (a *Agent) CleanUp(ctx context.Context) error {
+	a.stopping = true
+	for {
+		o, step := a.round(ctx)
+		switch {
+		case step.Phase == plan.Idle && step.Action == plan.None, step.Phase == plan.Rebooting:
+			return nil
+		case ctx.Err() != nil:
+			return &LeftError{Why: step.Why, Cause: ctx.Err()}
+		case step.Action == plan.None:
+			a.sleep(ctx, a.pause(o, step))
+		}
+	}
+}
+
+// LeftError says that something of ours may still be on the Node.
+type LeftError struct {
+	Why   string
+	Cause error
+}
+
+func (e *LeftError) Error() string { return "cleaning up: " + e.Why + ": " + e.Cause.Error() }
+
+// Unwrap is the end of the context.
+func (e *LeftError) Unwrap() error { return e.Cause }
+
+// Decide observes and decides, and does nothing: the dry run.
+func (a *Agent) Decide(ctx context.Context) (plan.Observed, plan.Step) {
+	o := a.observe(ctx)
+	return o, plan.Next(a.Policy, o)
+}
+
+// round is the whole agent: observe, decide, report, act once.
+func (a *Agent) round(ctx context.Context) (plan.Observed, plan.Step) {
+	o, step := a.Decide(ctx)
+	if ctx.Err() != nil {
+		return o, step
+	}
+	a.report(o, step)
+	if step.Action != plan.None {
+		a.perform(ctx, o, step)
+	}
+	return o, step
+}
+
+func (a *Agent) report(o plan.Observed, step plan.Step) {
+	if step.Phase != a.last.Phase || step.Why != a.last.Why || step.Action != a.last.Action {
+		a.logStep(o, step)
+	}
+	a.last = step
+	if a.Report != nil {
+		a.Report(o, step)
+	}
+	a.warn(o, step)
+	if step.Phase == plan.Idle && step.Action == plan.None {
+		a.Identity.Rest()
+	}
+}
+
+// logStep writes one line a phase change; a change of the why alone is for those who look closely.
+func (a *Agent) logStep(o plan.Observed, step plan.Step) {
+	level := slog.LevelDebug
+	if step.Phase != a.last.Phase {
+		level = slog.LevelInfo
+	}
+	if step.Phase == plan.Unreachable || step.Phase == plan.GivingUp {
+		level = slog.LevelWarn
+	}
+	a.Logger.Log(context.Background(), level, "phase", "phase", step.Phase.String(), "why", step.Why,
+		"action", step.Action.String(), "node_uid", o.Node.UID, "boot_id", o.Boot)
+}
+
+// warn tells once what waits for a human.
+func (a *Agent) warn(o plan.Observed, step plan.Step) {
+	reason := plan.Trouble(a.Policy, o, step)
+	if reason != "" && reason != a.warned {
+		a.Logger.Error("a human should look", "reason", reason, "why", step.Why)
+		a.tellTrouble(o, reason, step.Why)
+	}
+	a.warned = reason
+}
+
+func (a *Agent) tellTrouble(o plan.Observed, reason, why string) {
+	if a.Trouble != nil {
+		a.Trouble(o, reason, why)
+	}
+}
+
+// leave decides what the end of the process means for the Node.
+//
+//	shutdown under way, or no bus to ask: keep everything, the boot unit cleans up
+//	restart of our own unit:              keep everything, the next process resumes
+//	stop, removal:                        undo everything
+func (a *Agent) leave(ctx context.Context) {
+	record, err := a.Host.ReadRecord()
+	if err == nil && !record.Marked {
+		return
+	}
+	asking, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	if down, err := a.Logind.PreparingForShutdown(asking); down || err != nil {
+		a.Logger.Info("stopping in a shutdown: the node stays as it is", "err", err)
+		return
+	}
+	if again, err := a.Units.Restarting(asking); again || err != nil {
+		a.Logger.Info("stopping to be started again: the node stays as it is", "err", err)
+		return
+	}
+	a.Logger.Info("stopping for good: undoing taint, cordon and slot")
+	undoing, cancel := context.WithTimeout(ctx, leaveBound)
+	defer cancel()
+	if err := a.CleanUp(undoing); err != nil {
+		a.Logger.Error("something of ours may be left on the node; run: kured-agent cleanup", "err", err)
+	}
+}
+
+// leaveBound stays below TimeoutStopSec of the unit.
+const leaveBound = 45 * time.Second
+
+// sleep waits until a change, the end of the pause or the end of ctx, and tells meanwhile that the loop is alive.
+func (a *Agent) sleep(ctx context.Context, pause time.Duration) {
+	end := time.NewTimer(pause)
+	defer end.Stop()
+	if pause == forever {
+		end.Stop()
+	}
+	var alive <-chan time.Time
+	if a.Alive != nil && a.AliveEvery > 0 {
+		a.Alive()
+		tick := time.NewTicker(a.AliveEvery)
+		defer tick.Stop()
+		alive = tick.C
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-a.Changed:
+			return
+		case <-end.C:
+			return
+		case <-alive:
+			a.Alive()
+		}
+	}
+}
+
+const forever = time.Duration(1<<63 - 1)
+
+// pause says how long to sleep when nothing changes by itself: until the step's own time, and not longer than what the
+// phase has to poll for.
+func (a *Agent) pause(o plan.Observed, step plan.Step) time.Duration {
+	pause := forever
+	at := func(uptime time.Duration) {
+		if uptime > 0 {
+			pause = min(pause, max(uptime-a.Uptime(), time.Millisecond))
+		}
+	}
+	at(step.Wake)
+	if poll := pollEvery(o, step); poll > 0 {
+		at(o.Uptime + jitter(poll))
+	}
+	at(a.stalled(o.Uptime).until)
+	if step.Phase == plan.Draining {
+		at(a.lookAt)
+	}
+	return pause
+}
+
+// pollEvery is the longest pause for what no signal tells: an annotation, a gate, a kubelet that comes up.
+func pollEvery(o plan.Observed, step plan.Step) time.Duration {
+	switch step.Phase {
+	case plan.Idle, plan.WaitingTurn, plan.Draining, plan.Unreachable:
+		return 0
+	case plan.Returning:
+		switch {
+		case o.BootUnitWorks:
+			return 10 * time.Second
+		case o.Uptime < time.Minute:
+			return time.Second / 2
+		case o.Uptime < 15*time.Minute:
+			return 3 * time.Second
+		}
+		return 30 * time.Second
+	case plan.Waiting:
+		if len(o.Gates) > 0 {
+			return time.Minute
+		}
+		return nodeAge
+	case plan.Rebooting:
+		return 5 * time.Second
+	case plan.Preparing:
+		return time.Second
+	}
+	return 30 * time.Second
+}
+
+// jitter spreads a period over three quarters to five quarters of it, so that many agents do not move in step.
+func jitter(d time.Duration) time.Duration {
+	return d*3/4 + rand.N(d/2+1)
+}
+
+// stall is the growing pause after an error, whatever failed.
+type stall struct {
+	until time.Duration // uptime
+	count int
+	why   string
+}
+
+const (
+	stallFirst = time.Second
+	stallMost  = time.Minute
+)
+
+// stalled is the pause that is still running, or the zero value.
+func (a *Agent) stalled(uptime time.Duration) stall {
+	switch {
+	case a.reads.until > uptime:
+		return a.reads
+	case a.acts.until > uptime:
+		return a.acts
+	}
+	return stall{}
+}
+
+func (s *stall) note(uptime time.Duration, why string) {
+	s.until = uptime + jitter(min(stallFirst<<min(s.count, 10), stallMost))
+	s.count++
+	s.why = why
+}

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"time"
+
+	"github.com/kured-agent/kured-agent/internal/plan"
+)
+
+// The interfaces say what the loop needs, no more. Every call makes one attempt, bounded by a timeout; only the loop
+// retries.
+
+// Sources says whether a reboot is required.
+type Sources interface {
+	Need() (plan.Level, []plan.Reason)
+}
+
+// Node reads and patches our own Node object.
+type Node interface {
+	// Read may answer from an answer of the API server that is younger than maxAge. No such Node: the zero value.
+	Read(ctx context.Context, maxAge time.Duration) (plan.Node, error)
+	Taint(ctx context.Context, note string) error
+	Cordon(ctx context.Context, boot string) error
+	RollBack(ctx context.Context) error
+	Clean(ctx context.Context) error // everything of ours, but start-up taints
+	// Return removes everything of ours, and start-up taints, from a Node that is still fit: a conflicting write of
+	// somebody else has fit asked again.
+	Return(ctx context.Context, fit func(plan.Node) bool) error
+}
+
+// Claim is what came of a try to take or find a slot.
+type Claim struct {
+	Taken bool
+	Name  string
+	UID   string
+	Boot  string // the boot in which it was taken
+	Why   string // why not
+}
+
+// Slots is the cluster-wide lock.
+type Slots interface {
+	Acquire(ctx context.Context, pool, nodeUID, boot string) (Claim, error)
+	Find(ctx context.Context, pool string) (Claim, error)
+	Verify(ctx context.Context, name, uid string) (ours bool, why string, err error)
+	Release(ctx context.Context, name, uid string) error
+}
+
+// Drain moves the pods away.
+type Drain interface {
+	Look(ctx context.Context) (plan.Pods, error)
+	Pass(ctx context.Context) error
+	Delete(ctx context.Context) error
+}
+
+// Gates lists what stands in the way of a reboot, ready to print.
+type Gates interface {
+	Check(ctx context.Context) []string
+}
+
+// ReadyPods says which of the pods that must run before the node returns does not, or nothing.
+type ReadyPods interface {
+	Missing(ctx context.Context) (string, error)
+}
+
+// Logind asks for the reboot and tells who stands in its way.
+type Logind interface {
+	Reboot(ctx context.Context) error
+	PreparingForShutdown(ctx context.Context) (bool, error)
+	Inhibitors(ctx context.Context) ([]string, error)
+}
+
+// Units speaks to systemd about the few units that concern us.
+type Units interface {
+	// PreReboot is the state of kured-agent-pre-reboot.target, and which unit failed.
+	PreReboot(ctx context.Context) (plan.Target, string, error)
+	StartPreReboot(ctx context.Context) error
+	// BootComplete says what keeps boot-complete.target from being reached, or nothing.
+	BootComplete(ctx context.Context) (string, error)
+	// BootUnitWorks says whether kured-agent-boot.service is queued or running.
+	BootUnitWorks(ctx context.Context) (bool, error)
+	// Restarting says whether the agent's own unit is being stopped only to be started again.
+	Restarting(ctx context.Context) (bool, error)
+}
+
+// Host keeps the record.
+type Host interface {
+	ReadRecord() (plan.Record, error)
+	WriteRecord(plan.Record) error
+}
+
+// Identity proves once that the credential and the Node name work.
+type Identity interface {
+	// Fingerprint changes with the credential and the Node name.
+	Fingerprint() string
+	Prove(ctx context.Context) error
+	// Rest closes idle connections: an idle agent costs the API server nothing.
+	Rest()
+}
+
+// Refusal is an error of Logind.Reboot after which a reboot may be under way all the same.
+type Refusal interface {
+	error
+	MayGoDown() bool
+}

@@ -1,0 +1,408 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kured-agent/kured-agent/internal/plan"
+)
+
+// sim is one machine and its cluster, small enough to be right. Every call of a port passes through op, where a fault
+// may be injected: the call fails before or after its effect, the process dies, or the power goes.
+type sim struct {
+	t  *testing.T
+	mu sync.Mutex
+
+	// the cluster
+	node  plan.Node
+	lease string // uid of our slot; empty: free
+	taken int    // slots taken so far
+	pods  int
+
+	// the machine
+	bootNo   int
+	bootedAt time.Time
+	record   plan.Record
+	need     bool // a file in /run: gone after a boot
+	shutdown bool
+	bootUnit bool
+	reboots  int
+	human    bool // a human cordoned the node
+	inhibit  []string
+
+	// the fault
+	ops   int
+	fault map[int]fault
+	away  func(time.Duration) bool // the API server does not answer at this age of the world; may be nil
+	deaf  int                      // this many accepted reboots are never carried out
+
+	began   time.Time
+	changed chan struct{}
+	kill    context.CancelFunc // ends both processes of this boot
+}
+
+type fault int
+
+const (
+	failBefore fault = iota
+	failAfter
+	crashBefore
+	crashAfter
+	powerBefore
+	powerAfter
+)
+
+var faultNames = [...]string{"fails before", "fails after", "crashes before", "crashes after", "loses power before", "loses power after"}
+
+var errInjected = errors.New("injected")
+
+// crash is the panic that ends a process without a word.
+type crash struct{}
+
+func newSim(t *testing.T) *sim {
+	return &sim{
+		t: t, pods: 3, need: true, began: time.Now(), changed: make(chan struct{}, 1), fault: map[int]fault{},
+		node: plan.Node{UID: "uid-1"},
+	}
+}
+
+func (s *sim) boot() string { return fmt.Sprintf("boot-%d", s.bootNo) }
+
+func (s *sim) uptime() time.Duration { return time.Since(s.bootedAt) + time.Second }
+
+// op runs effect, unless a fault says otherwise. remote calls fail while the API server is away.
+func (s *sim) op(remote bool, effect func() error) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if remote && s.away != nil && s.away(time.Since(s.began)) {
+		return errors.New("connection refused")
+	}
+	f, faulty := s.fault[s.ops]
+	s.ops++
+	if faulty {
+		switch f {
+		case failBefore:
+			return errInjected
+		case crashBefore:
+			panic(crash{})
+		case powerBefore:
+			s.powerCut()
+			panic(crash{})
+		}
+	}
+	err := effect()
+	if faulty && err == nil {
+		switch f {
+		case failAfter:
+			return errInjected
+		case crashAfter:
+			panic(crash{})
+		case powerAfter:
+			s.powerCut()
+			panic(crash{})
+		}
+	}
+	s.check()
+	return err
+}
+
+func (s *sim) powerCut() {
+	s.shutdown = true
+	s.kill()
+}
+
+// check is what must never be seen, at any moment.
+func (s *sim) check() {
+	if s.node.Marker != "" && s.node.Unschedulable && s.lease == "" {
+		s.t.Errorf("cordoned by us without a slot")
+	}
+	if s.human && !s.node.Unschedulable {
+		s.t.Errorf("the cordon of a human was taken off")
+	}
+}
+
+// life runs the machine for that long: boots, its two processes, and their restarts after a crash.
+func (s *sim) life(d time.Duration) {
+	ctx, cancel := context.WithTimeout(s.t.Context(), d)
+	defer cancel()
+	for ctx.Err() == nil {
+		s.oneBoot(ctx)
+	}
+}
+
+func (s *sim) oneBoot(ctx context.Context) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	s.mu.Lock()
+	s.bootNo++
+	s.bootedAt, s.shutdown, s.kill = time.Now(), false, cancel
+	s.bootUnit = s.bootNo > 1
+	if s.bootNo > 1 {
+		s.need = false
+	}
+	s.mu.Unlock()
+	var processes sync.WaitGroup
+	processes.Go(func() { // the kubelet
+		select {
+		case <-time.After(7 * time.Second):
+			s.mu.Lock()
+			s.node.BootID, s.node.Ready = s.boot(), true
+			s.mu.Unlock()
+		case <-ctx.Done():
+		}
+	})
+	if s.bootUnit {
+		processes.Go(func() {
+			for !s.process(func() { _ = s.agent(true).ReturnNode(ctx) }) && ctx.Err() == nil {
+				time.Sleep(30 * time.Second) // RestartSec=
+			}
+			s.mu.Lock()
+			s.bootUnit = false
+			s.mu.Unlock()
+		})
+	}
+	processes.Go(func() {
+		for !s.process(func() { _ = s.agent(false).Run(ctx) }) && ctx.Err() == nil {
+			time.Sleep(5 * time.Second)
+		}
+	})
+	processes.Wait()
+}
+
+// process runs one and says whether it ended by itself.
+func (s *sim) process(run func()) (ended bool) {
+	defer func() {
+		if r := recover(); r != nil {
+			if _, ok := r.(crash); !ok {
+				panic(r)
+			}
+		}
+	}()
+	run()
+	return true
+}
+
+func (s *sim) agent(bootUnit bool) *Agent {
+	return New(Options{
+		Policy: plan.Policy{
+			MinInterval: time.Hour, LoopGuard: 24 * time.Hour, MaxHold: 30 * time.Minute, DrainTimeout: 20 * time.Minute,
+			RebootDeadline: 2 * time.Minute, Settle: 10 * time.Second, BootDeadline: 15 * time.Minute,
+		},
+		Drain: true, Sources: simSources{s, bootUnit}, Node: simNode{s}, Slots: simSlots{s}, Drainer: simDrain{s},
+		Gates: simHost{s}, Ready: simHost{s}, Logind: simLogind{s}, Units: simUnits{s, bootUnit}, Host: simHost{s},
+		Identity: simHost{s}, Boot: s.boot(), Now: time.Now, Uptime: s.uptime, Changed: s.changed,
+		Window: func(time.Time) plan.Window { return plan.Window{Open: true} },
+		Logger: slog.New(slog.DiscardHandler),
+	})
+}
+
+type simSources struct {
+	*sim
+	none bool
+}
+
+func (s simSources) Need() (plan.Level, []plan.Reason) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.none || !s.need {
+		return plan.NotRequired, nil
+	}
+	return plan.Required, []plan.Reason{{Source: "file", ID: "kernel"}}
+}
+
+type simNode struct{ *sim }
+
+func (s simNode) Read(context.Context, time.Duration) (n plan.Node, err error) {
+	err = s.op(true, func() error { n = s.node; return nil })
+	return n, err
+}
+
+func (s simNode) Taint(context.Context, string) error {
+	return s.op(true, func() error { s.node.Tainted = true; return nil })
+}
+
+func (s simNode) Cordon(_ context.Context, boot string) error {
+	return s.op(true, func() error {
+		if s.lease == "" {
+			s.t.Error("cordoning without a slot")
+		}
+		if !s.node.Unschedulable {
+			s.node.Unschedulable, s.node.Marker = true, boot
+		}
+		return nil
+	})
+}
+
+func (s simNode) uncordon() {
+	if s.node.Marker != "" {
+		s.node.Unschedulable, s.node.Marker = false, ""
+	}
+}
+
+func (s simNode) RollBack(context.Context) error {
+	return s.op(true, func() error { s.uncordon(); return nil })
+}
+
+func (s simNode) Clean(context.Context) error {
+	return s.op(true, func() error { s.uncordon(); s.node.Tainted = false; return nil })
+}
+
+func (s simNode) Return(context.Context, func(plan.Node) bool) error {
+	return s.op(true, func() error {
+		if s.node.BootID != s.boot() || !s.node.Ready {
+			s.t.Error("giving back a node whose kubelet has not reported this boot")
+		}
+		s.uncordon()
+		s.node.Tainted = false
+		return nil
+	})
+}
+
+type simSlots struct{ *sim }
+
+func (s simSlots) Acquire(_ context.Context, _, _, boot string) (c Claim, err error) {
+	err = s.op(true, func() error {
+		if s.lease == "" {
+			s.taken++
+			s.lease = fmt.Sprintf("lease-%d@%s", s.taken, boot)
+		}
+		c = Claim{Taken: true, Name: "slot-default-0", UID: s.lease, Boot: boot}
+		return nil
+	})
+	return c, err
+}
+
+func (s simSlots) Find(context.Context, string) (c Claim, err error) {
+	err = s.op(true, func() error {
+		if s.lease != "" {
+			_, boot, _ := cut(s.lease)
+			c = Claim{Taken: true, Name: "slot-default-0", UID: s.lease, Boot: boot}
+		}
+		return nil
+	})
+	return c, err
+}
+
+func cut(lease string) (uid, boot string, ok bool) {
+	for i := range lease {
+		if lease[i] == '@' {
+			return lease[:i], lease[i+1:], true
+		}
+	}
+	return lease, "", false
+}
+
+func (s simSlots) Verify(_ context.Context, _, uid string) (ours bool, why string, err error) {
+	err = s.op(true, func() error { ours = s.lease == uid; return nil })
+	return ours, "gone", err
+}
+
+func (s simSlots) Release(_ context.Context, _, uid string) error {
+	return s.op(true, func() error {
+		if s.node.Marker != "" && s.node.Unschedulable && s.lease == uid {
+			s.t.Error("releasing the slot while our cordon is on the Node")
+		}
+		if s.lease == uid {
+			s.lease = ""
+		}
+		return nil
+	})
+}
+
+type simDrain struct{ *sim }
+
+func (s simDrain) Look(context.Context) (p plan.Pods, err error) {
+	err = s.op(true, func() error { p = plan.Pods{Left: s.pods}; return nil })
+	return p, err
+}
+
+func (s simDrain) Pass(context.Context) error {
+	return s.op(true, func() error {
+		if s.lease == "" || !s.node.Unschedulable {
+			s.t.Error("evicting without slot or cordon")
+		}
+		s.pods = 0
+		return nil
+	})
+}
+
+func (s simDrain) Delete(ctx context.Context) error { return s.Pass(ctx) }
+
+type simLogind struct{ *sim }
+
+func (s simLogind) Reboot(context.Context) error {
+	return s.op(false, func() error {
+		switch {
+		case s.lease == "":
+			s.t.Error("asking for a reboot without the slot")
+		case !s.need:
+			s.t.Error("asking for a reboot that nobody needs")
+		case s.pods != 0:
+			s.t.Error("asking for a reboot with pods left")
+		case len(s.inhibit) > 0:
+			s.t.Error("asking for a reboot that is inhibited")
+		}
+		if s.deaf > 0 {
+			s.deaf--
+			return nil
+		}
+		s.reboots++
+		s.shutdown = true
+		kill := s.kill
+		time.AfterFunc(3*time.Second, kill)
+		return nil
+	})
+}
+
+func (s simLogind) PreparingForShutdown(context.Context) (bool, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.shutdown, nil
+}
+
+func (s simLogind) Inhibitors(context.Context) ([]string, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.inhibit, nil
+}
+
+type simUnits struct {
+	*sim
+	isBootUnit bool
+}
+
+func (s simUnits) PreReboot(context.Context) (plan.Target, string, error) {
+	return plan.TargetReached, "", nil
+}
+func (s simUnits) StartPreReboot(context.Context) error         { return nil }
+func (s simUnits) BootComplete(context.Context) (string, error) { return "", nil }
+func (s simUnits) Restarting(context.Context) (bool, error)     { return true, nil }
+func (s simUnits) BootUnitWorks(context.Context) (bool, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.bootUnit && !s.isBootUnit, nil
+}
+
+type simHost struct{ *sim }
+
+func (s simHost) ReadRecord() (plan.Record, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.record, nil
+}
+
+func (s simHost) WriteRecord(r plan.Record) error {
+	return s.op(false, func() error { s.record = r; return nil })
+}
+func (s simHost) Fingerprint() string                     { return "" }
+func (s simHost) Prove(context.Context) error             { return nil }
+func (s simHost) Rest()                                   {}
+func (s simHost) Check(context.Context) []string          { return nil }
+func (s simHost) Missing(context.Context) (string, error) { return "", nil }
