@@ -63,10 +63,18 @@ var ErrLocked = errors.New("another kured-agent is running on this host")
 // Lock takes the lock file of that name in the runtime directory until the process ends or unlock is called. Two agents
 // on one host would both believe that the slot is theirs.
 func (h Host) Lock(name string) (unlock func(), err error) {
-	path := filepath.Join(h.path(h.Run), name)
+	dir := h.path(h.Run)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, fmt.Errorf("making the runtime directory: %w", err)
+	}
+	path := filepath.Join(dir, name)
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("opening lock file: %w", err)
+	}
+	if err := giveTo(f, dir); err != nil {
+		_ = f.Close()
+		return nil, err
 	}
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		_ = f.Close()
@@ -76,6 +84,22 @@ func (h Host) Lock(name string) (unlock func(), err error) {
 		return nil, fmt.Errorf("locking %q: %w", path, err)
 	}
 	return func() { _ = f.Close() }, nil
+}
+
+// giveTo gives a file that root made to the owner of its directory: `kured-agent cleanup`, typed by root, must leave
+// nothing that the service, an unprivileged user, can't open again.
+func giveTo(f *os.File, dir string) error {
+	if os.Geteuid() != 0 {
+		return nil
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(dir, &st); err != nil {
+		return fmt.Errorf("looking at %q: %w", dir, err)
+	}
+	if err := f.Chown(int(st.Uid), int(st.Gid)); err != nil {
+		return fmt.Errorf("giving %q to the owner of its directory: %w", f.Name(), err)
+	}
+	return nil
 }
 
 func readBounded(path string, most int64) ([]byte, error) {

@@ -57,7 +57,10 @@ func writeAtomic(dir, name string, content []byte) (err error) {
 			_ = os.Remove(f.Name())
 		}
 	}()
-	if _, err = f.Write(content); err == nil {
+	if err = giveTo(f, dir); err == nil {
+		_, err = f.Write(content)
+	}
+	if err == nil {
 		err = f.Sync()
 	}
 	if closeErr := f.Close(); err == nil {
