@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package config reads the agent's TOML files into a validated Config, and reports every problem at once with file,
+// line and key. config.example.toml describes the keys to an admin.
+//
+// Reading has three steps: the text of each file becomes plain TOML values with their lines; each top-level table is
+// read over its defaults, so that a drop-in replaces whole tables; what concerns two tables is checked at the end.
+package config
+
+import (
+	"time"
+
+	"github.com/kured-agent/kured-agent/internal/window"
+)
+
+// Config is the validated configuration. Strings that name a choice are one of the constants of this package.
+type Config struct {
+	Node    Node
+	Cluster Cluster
+	Sources []Source // empty: the default set
+	Taint   Taint
+	Windows []window.Window // empty: any time
+	Slot    Slot
+	Drain   Drain
+	Gate    Gate
+	Reboot  Reboot
+	Boot    Boot
+	Metrics Metrics
+	Notify  Notify
+}
+
+// Node is the Node object of this host.
+type Node struct {
+	Name string // empty: found from the kubelet's configuration
+}
+
+// Cluster is how to reach the API server.
+type Cluster struct {
+	Kubeconfig string // absolute path
+}
+
+// Source is where a required reboot is learned from. Options are the keys of its stanza without type, with the values
+// that TOML gives them (string, int64, float64, bool, []any, map[string]any).
+type Source struct {
+	Type    string
+	Options map[string]any
+}
+
+// When the taint is put on.
+const (
+	WhenRequired = "required" // as soon as a reboot is required
+	WhenWindow   = "window"   // only while a window is open
+)
+
+// Taint is the mark on a Node that waits for its reboot. Its value is always empty.
+type Taint struct {
+	Key    string
+	Effect string // PreferNoSchedule or NoSchedule
+	When   string // WhenRequired or WhenWindow
+}
+
+// Slot is the claim in the cluster-wide lock.
+type Slot struct {
+	Pool    string // empty: control-plane or default, by the Node's role
+	MaxHold time.Duration
+}
+
+// What the drain does with a pod that has no controller, and what comes after its timeout.
+const (
+	UnmanagedBlock = "block"
+	UnmanagedEvict = "evict"
+
+	AfterRollBack = "roll-back"
+	AfterReboot   = "reboot"
+	AfterDelete   = "delete"
+)
+
+// Drain is how the pods leave.
+type Drain struct {
+	Enabled       bool
+	Timeout       time.Duration
+	GracePeriod   time.Duration // whole seconds; negative: each pod's own
+	Skip          string        // label selector; empty: none is left alone
+	UnmanagedPods string        // UnmanagedBlock or UnmanagedEvict
+	AfterTimeout  string        // AfterRollBack, AfterReboot or AfterDelete
+}
+
+// Gate is what stands in the way of a reboot.
+type Gate struct {
+	Prometheus []Prometheus
+	Pods       []string // label selectors
+}
+
+// Prometheus is a query whose every result blocks.
+type Prometheus struct {
+	URL       string // http or https
+	Query     string
+	CAFile    string // absolute path; empty: the host's certificates
+	TokenFile string // absolute path; empty: no token
+}
+
+// MethodFull is a reboot through the firmware.
+const MethodFull = "full"
+
+// Reboot is how and how often this host reboots.
+type Reboot struct {
+	Method      string // MethodFull
+	MinInterval time.Duration
+	LoopGuard   time.Duration
+}
+
+// Boot is when a Node may take pods again.
+type Boot struct {
+	Settle       time.Duration
+	Deadline     time.Duration
+	ReadyPods    []string // label selectors
+	RemoveTaints []string // taint keys, or key:Effect
+}
+
+// Metrics is where figures are given out.
+type Metrics struct {
+	Listen   string // host:port or unix:/path; empty: nowhere
+	Textfile string // absolute path of a directory; empty: nowhere
+}
+
+// Notify is who is told.
+type Notify struct {
+	URLs []string // http or https
+}
+
+// Default returns what an empty file means.
+func Default() *Config {
+	return &Config{
+		Cluster: Cluster{Kubeconfig: "/etc/kured/kubeconfig"},
+		Taint: Taint{
+			Key:    "kured-agent/reboot-required",
+			Effect: "PreferNoSchedule",
+			When:   WhenRequired,
+		},
+		Slot: Slot{MaxHold: 30 * time.Minute},
+		Drain: Drain{
+			Enabled:       true,
+			Timeout:       20 * time.Minute,
+			GracePeriod:   -1,
+			UnmanagedPods: UnmanagedBlock,
+			AfterTimeout:  AfterRollBack,
+		},
+		Reboot: Reboot{
+			Method:      MethodFull,
+			MinInterval: time.Hour,
+			LoopGuard:   24 * time.Hour,
+		},
+		Boot: Boot{
+			Settle:   10 * time.Second,
+			Deadline: 15 * time.Minute,
+		},
+	}
+}
