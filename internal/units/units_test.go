@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package units
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/godbus/dbus/v5"
+
+	"github.com/kured-agent/kured-agent/internal/bus"
+	"github.com/kured-agent/kured-agent/internal/bus/bustest"
+)
+
+const target = "kured-agent-pre-reboot.target"
+
+func client(t *testing.T, d *bustest.Daemon) *Client {
+	t.Helper()
+	b := bus.New(bus.Options{Address: d.Address})
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() { defer close(done); _ = b.Run(ctx) }()
+	t.Cleanup(func() { cancel(); <-done })
+	select {
+	case <-b.Ready():
+	case <-time.After(10 * time.Second):
+		t.Fatal("no connection")
+	}
+	return New(b)
+}
+
+func TestTheStateOfAUnitIsRead(t *testing.T) {
+	d := bustest.Start(t)
+	systemd := bustest.NewSystemd1(d)
+	systemd.SetUnit(target, bustest.FakeUnit{Active: "activating", Sub: "start"})
+	c := client(t, d)
+	if state, sub, err := c.Active(t.Context(), target); err != nil || state != "activating" || sub != "start" {
+		t.Errorf("Active = %q, %q, %v", state, sub, err)
+	}
+	if state, sub, err := c.Active(t.Context(), "none.service"); err != nil || state != NotFound || sub != "" {
+		t.Errorf("Active of no unit = %q, %q, %v", state, sub, err)
+	}
+	systemd.SetProperty(unitPath(target), unit, "ActiveState", uint32(1))
+	if _, _, err := c.Active(t.Context(), target); err == nil {
+		t.Error("a property of another type has no error")
+	}
+	systemd.On("LoadUnit", bustest.Refuse("org.freedesktop.DBus.Error.AccessDenied", "no"))
+	if _, _, err := c.Active(t.Context(), target); err == nil {
+		t.Error("a refusal has no error")
+	}
+	systemd.Disconnect()
+	if _, _, err := c.Active(t.Context(), target); err == nil {
+		t.Error("an absent service manager has no error")
+	}
+}
+
+func TestTheJobOfOurOwnUnitTellsARestartFromAStop(t *testing.T) {
+	d := bustest.Start(t)
+	systemd := bustest.NewSystemd1(d)
+	c := client(t, d)
+	const own = "kured-agent.service"
+	if typ, err := c.JobType(t.Context(), own); err != nil || typ != "" {
+		t.Errorf("a unit that is not loaded: %q, %v", typ, err)
+	}
+	for _, want := range []string{"restart", "stop", ""} {
+		systemd.SetUnit(own, bustest.FakeUnit{Active: "deactivating", JobType: want})
+		if typ, err := c.JobType(t.Context(), own); err != nil || typ != want {
+			t.Errorf("JobType = %q, %v, want %q", typ, err, want)
+		}
+	}
+	systemd.SetProperty(unitPath(own), unit, "Job", "none")
+	if _, err := c.JobType(t.Context(), own); err == nil {
+		t.Error("a job of another type has no error")
+	}
+	d.Kill()
+	if _, err := c.JobType(t.Context(), own); err == nil {
+		t.Error("a bus that is gone has no error")
+	}
+}
+
+func TestStartAsksOnce(t *testing.T) {
+	d := bustest.Start(t)
+	systemd := bustest.NewSystemd1(d)
+	c := client(t, d)
+	if err := c.Start(t.Context(), target); err != nil {
+		t.Fatal(err)
+	}
+	calls := systemd.Calls("StartUnit")
+	if len(calls) != 1 || calls[0].Args[0] != target || calls[0].Args[1] != "replace" {
+		t.Errorf("calls %v", calls)
+	}
+	systemd.On("StartUnit", bustest.Refuse("org.freedesktop.systemd1.UnitMasked", "masked"))
+	if err := c.Start(t.Context(), target); !isNamed(err, "org.freedesktop.systemd1.UnitMasked") {
+		t.Errorf("Start = %v", err)
+	}
+}
+
+func TestFailedNamesWhatTheTargetNeeds(t *testing.T) {
+	d := bustest.Start(t)
+	systemd := bustest.NewSystemd1(d)
+	systemd.SetUnit(target, bustest.FakeUnit{
+		Active: "inactive", Requires: []string{"check.service", "good.service"}, Wants: []string{"backup.service"},
+	})
+	for name, state := range map[string]string{
+		"check.service": "failed", "good.service": "active", "backup.service": "failed", "other.service": "failed",
+	} {
+		systemd.SetUnit(name, bustest.FakeUnit{Active: state})
+	}
+	got, err := client(t, d).Failed(t.Context(), target)
+	if err != nil || !slices.Equal(got, []string{"backup.service", "check.service"}) {
+		t.Errorf("Failed = %q, %v", got, err)
+	}
+}
+
+func TestChangesArriveAlsoAfterSystemdOrTheBusReturned(t *testing.T) {
+	d := bustest.Start(t)
+	systemd := bustest.NewSystemd1(d)
+	systemd.SetUnit(target, bustest.FakeUnit{Active: "inactive"})
+	c := client(t, d)
+	var hints atomic.Int64
+	c.Watch(target, func() { hints.Add(1) })
+	c.Watch("other.target", func() {})
+	state := func() string { s, _, _ := c.Active(t.Context(), target); return s }
+
+	subscribed := 0
+	for i, restart := range []func(){
+		func() {},
+		systemd.Connect,
+		func() { d.Kill(); d.Restart(); systemd.Connect() },
+	} {
+		restart()
+		bustest.Eventually(t, "a subscription", func() bool { return len(systemd.Calls("Subscribe")) > subscribed })
+		bustest.Eventually(t, "a connection", c.bus.Connected)
+		want := []string{"active", "inactive", "active"}[i]
+		// The agent reads on every hint: the last read after the change must show it.
+		var seen atomic.Value
+		seen.Store("")
+		c.Watch(target, func() { go func() { seen.Store(state()) }() })
+		systemd.SetUnit(target, bustest.FakeUnit{Active: want})
+		bustest.Eventually(t, "the new state", func() bool { return seen.Load() == want })
+		subscribed = len(systemd.Calls("Subscribe"))
+	}
+	if hints.Load() == 0 {
+		t.Error("the first watch was never called")
+	}
+}
+
+func TestUnitPathsAreEscaped(t *testing.T) {
+	for name, want := range map[string]string{
+		target:         "/org/freedesktop/systemd1/unit/kured_2dagent_2dpre_2dreboot_2etarget",
+		"0a@b.service": "/org/freedesktop/systemd1/unit/_30a_40b_2eservice",
+		"":             "/org/freedesktop/systemd1/unit/_",
+	} {
+		if got := unitPath(name); got != want {
+			t.Errorf("unitPath(%q) = %q", name, got)
+		}
+	}
+}
+
+func FuzzUnitPath(f *testing.F) {
+	f.Add("kured-agent.service")
+	f.Fuzz(func(t *testing.T, name string) {
+		if got := unitPath(name); !dbus.ObjectPath(got).IsValid() {
+			t.Errorf("unitPath(%q) = %q", name, got)
+		}
+	})
+}
+
+func FuzzAnswers(f *testing.F) {
+	f.Add("x.service", uint32(1), uint8(10))
+	f.Fuzz(func(t *testing.T, s string, n uint32, length uint8) {
+		var fields []any
+		for i := range int(length % 12) {
+			fields = append(fields, []any{s, n, dbus.ObjectPath(s)}[i%3])
+		}
+		for _, body := range [][]any{{[][]any{fields}}, {fields}, fields, nil} {
+			if names, err := parseUnits(body); err == nil && len(names) == 1 && names[0] != s {
+				t.Errorf("names %q", names)
+			}
+		}
+		for _, v := range []any{[]any{n, dbus.ObjectPath(s)}, fields, s, nil} {
+			if _, object, err := parseJob(v); err == nil && !strings.HasPrefix(string(object), "/") {
+				t.Errorf("job path %q", object)
+			}
+		}
+	})
+}
