@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kube
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"crypto/x509"
+	"encoding/base64"
+	"encoding/hex"
+	"encoding/json"
+	"encoding/pem"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"slices"
+	"strings"
+	"syscall"
+
+	"k8s.io/client-go/rest"
+)
+
+const (
+	wayEnrol = `give this node its own credential, see "Enrolling a node" in the README`
+
+	nodeUser           = "system:node:"
+	serviceAccountUser = "system:serviceaccount:"
+)
+
+// exposed says whether somebody who is neither root nor the agent can read or change the file.
+func exposed(path string, info fs.FileInfo) string {
+	mode := info.Mode().Perm()
+	if mode&0o006 != 0 {
+		return fmt.Sprintf("everybody on this host can read or write %q (mode %04o): chmod o-rwx %s", path, mode, path)
+	}
+	stat, ok := info.Sys().(*syscall.Stat_t)
+	if ok && mode&0o020 != 0 && !ownGroup(int(stat.Gid)) {
+		return fmt.Sprintf("group %d can write %q (mode %04o): chmod g-w %s", stat.Gid, path, mode, path)
+	}
+	return ""
+}
+
+// exposedSecret does the same for a file that the kubeconfig names.
+func exposedSecret(path string) string {
+	if path == "" {
+		return ""
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		return fmt.Sprintf("its credential file %q cannot be read: %v", path, err)
+	}
+	return exposed(path, info)
+}
+
+func ownGroup(gid int) bool {
+	groups, _ := os.Getgroups() // on an error only the two below are ours
+	return gid == 0 || gid == os.Getegid() || slices.Contains(groups, gid)
+}
+
+func plugin(config *rest.Config) string {
+	switch {
+	case config.ExecProvider != nil:
+		return fmt.Sprintf("it gets its credential from the program %q, and the agent starts no programs: %s",
+			bound(config.ExecProvider.Command), wayEnrol)
+	case config.AuthProvider != nil:
+		return fmt.Sprintf("auth provider %q is not supported: %s", bound(config.AuthProvider.Name), wayEnrol)
+	}
+	return ""
+}
+
+// kubelet refuses the kubelet's own credential, the first thing people try.
+func kubelet(config *rest.Config, user string) string {
+	name := ""
+	for _, candidate := range []string{commonName(config), user, config.Username, config.Impersonate.UserName} {
+		if strings.HasPrefix(candidate, nodeUser) {
+			name = candidate
+			break
+		}
+	}
+	if name == "" {
+		return ""
+	}
+	return fmt.Sprintf("it carries the identity %q: kubelet credentials cannot change taints (the NodeRestriction "+
+		"admission plugin forbids it) nor take slots; %s", bound(name), wayEnrol)
+}
+
+func insecure(config *rest.Config) string {
+	if config.Insecure {
+		return "it says insecure-skip-tls-verify, so anybody on the way could take the credential: " +
+			"give certificate-authority-data instead"
+	}
+	if !strings.HasPrefix(config.Host, "https://") {
+		return fmt.Sprintf("server %q is not an https URL", bound(config.Host))
+	}
+	return ""
+}
+
+// commonName of the client certificate, or empty when there is none or it cannot be read now.
+func commonName(config *rest.Config) string {
+	if cert := clientCertificate(config); cert != nil {
+		return cert.Subject.CommonName
+	}
+	return ""
+}
+
+func clientCertificate(config *rest.Config) *x509.Certificate {
+	data := config.CertData
+	if len(data) == 0 && config.CertFile != "" {
+		data, _ = readBounded(config.CertFile) // an unreadable file has its say when the first request uses it
+	}
+	return parseCertificate(data)
+}
+
+func parseCertificate(data []byte) *x509.Certificate {
+	for block, rest := pem.Decode(data); block != nil; block, rest = pem.Decode(rest) {
+		if block.Type != "CERTIFICATE" {
+			continue
+		}
+		cert, err := x509.ParseCertificate(block.Bytes)
+		if err != nil {
+			return nil
+		}
+		return cert
+	}
+	return nil
+}
+
+// claims are what identifies the bearer of a token, and stays when it is renewed.
+type claims struct {
+	Issuer     string `json:"iss"`
+	Subject    string `json:"sub"`
+	Kubernetes struct {
+		Node struct {
+			Name string `json:"name"`
+			UID  string `json:"uid"`
+		} `json:"node"`
+	} `json:"kubernetes.io"`
+}
+
+// tokenClaims reads the payload of a JWT without checking it: the server does that.
+func tokenClaims(config *rest.Config) (c claims, token string, ok bool) {
+	token = config.BearerToken
+	if config.BearerTokenFile != "" { // wins over the inline token, as in client-go
+		data, err := readBounded(config.BearerTokenFile)
+		if err != nil {
+			return claims{}, "", false
+		}
+		token = string(bytes.TrimSpace(data))
+	}
+	parts := strings.Split(token, ".")
+	if len(parts) != 3 {
+		return claims{}, token, false
+	}
+	payload, err := base64.RawURLEncoding.DecodeString(parts[1])
+	if err != nil || json.Unmarshal(payload, &c) != nil || c.Subject == "" {
+		return claims{}, token, false
+	}
+	return c, token, true
+}
+
+func isServiceAccount(config *rest.Config) bool {
+	c, _, ok := tokenClaims(config)
+	return ok && strings.HasPrefix(c.Subject, serviceAccountUser)
+}
+
+// identity describes whose credential it is, for hashing only.
+func identity(config *rest.Config) string {
+	ca := sha256.Sum256(config.CAData)
+	parts := []string{config.Host, config.CAFile, string(ca[:]), config.Username}
+	if cert := clientCertificate(config); cert != nil {
+		parts = append(parts, cert.Subject.String(), cert.Issuer.String())
+	}
+	if c, token, ok := tokenClaims(config); ok {
+		parts = append(parts, c.Issuer, c.Subject, c.Kubernetes.Node.Name, c.Kubernetes.Node.UID)
+	} else {
+		parts = append(parts, token)
+	}
+	return strings.Join(parts, "\x00")
+}
+
+func fingerprint(identity, nodeName string) string {
+	sum := sha256.Sum256([]byte(identity + "\x00" + nodeName))
+	return hex.EncodeToString(sum[:16])
+}
+
+func readBounded(path string) ([]byte, error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	data, err := io.ReadAll(io.LimitReader(file, maxKubeconfig+1))
+	if err == nil && len(data) > maxKubeconfig {
+		err = fmt.Errorf("reading %q: larger than 1 MiB", path)
+	}
+	return data, err
+}
+
+// bound keeps foreign text short and printable.
+func bound(s string) string {
+	const limit = 300
+	s = strings.Map(func(r rune) rune {
+		if r < ' ' || r == 0x7f {
+			return ' '
+		}
+		return r
+	}, s)
+	if len(s) > limit {
+		s = strings.ToValidUTF8(s[:limit], "") + "…"
+	}
+	return s
+}
