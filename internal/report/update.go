@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package report
+
+import (
+	"reflect"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/kured-agent/kured-agent/internal/plan"
+)
+
+// Values of Update.API.
+const (
+	APIUnneeded = "unneeded" // nothing to ask, so nothing of ours is outstanding
+	APIAway     = "away"     // asked and not answered: Tainted, Cordoned and Slot are not known
+	APIRead     = "read"     // they are the API server's answer
+)
+
+// Update is everything people may want to know about the agent at one moment. Times are wall clock, zero if not known.
+type Update struct {
+	Node    string
+	NodeUID string
+	Version string
+
+	Phase string // of plan.Phase
+	Why   string
+	Since time.Time // of the phase
+	Until time.Time // when time alone may change it
+
+	Level   plan.Level
+	Reasons []plan.Reason
+	Sources []SourceStatus
+
+	API         string // APIUnneeded, APIAway or APIRead
+	Tainted     bool
+	Cordoned    bool   // by us
+	Slot        string // ours, or empty
+	SlotSince   time.Time
+	SlotHolders string // who holds the slots, as the last look at the lock told
+
+	Window       plan.Window
+	Blocked      []string // what holds this node back, ready to print
+	BlockedSince time.Time
+
+	LastReboot    *plan.LastReboot
+	Failure       *plan.Failure
+	Unhealthy     string // what is missing; only once the boot deadline has passed
+	NotHelped     bool   // the same reasons are still there after the reboot
+	BootUnitWorks bool   // kured-agent-boot.service does the return: that process tells about it
+
+	Dropped    uint64 // D-Bus signals whose sender was not the owner of the name
+	Requests   int64  // to the API server
+	NodeWrites int64
+}
+
+// SourceStatus is one source of reboot requirements.
+type SourceStatus struct {
+	Name  string
+	Type  string
+	Level plan.Level
+	Note  string // e.g. "service absent"
+	Err   string // why it can't be read
+	Since time.Time
+}
+
+// Bounds. What comes from the bus, the API server and files ends up in terminals, D-Bus messages and webhooks.
+const (
+	maxName    = 253
+	maxText    = 512
+	maxWhy     = 2048
+	maxSources = 64
+	maxBlocked = 16
+)
+
+// bounded returns a copy that shares nothing with u, holds only printable UTF-8 and no more than the bounds. D-Bus
+// rejects a message with invalid UTF-8, and control characters would drive the terminal of whoever asks for the status.
+func (u Update) bounded() Update {
+	u.Node = clean(u.Node, maxName)
+	u.NodeUID = clean(u.NodeUID, 64)
+	u.Version = clean(u.Version, 64)
+	u.Phase = clean(u.Phase, 32)
+	u.Why = clean(u.Why, maxWhy)
+	u.Since, u.Until = instant(u.Since), instant(u.Until)
+	u.Reasons = cleanReasons(u.Reasons)
+	u.Sources = cleanSources(u.Sources)
+	u.API = clean(u.API, 16)
+	u.Slot = clean(u.Slot, maxName)
+	u.SlotSince = instant(u.SlotSince)
+	u.SlotHolders = clean(u.SlotHolders, maxText)
+	u.Window.Opens, u.Window.Closes = instant(u.Window.Opens), instant(u.Window.Closes)
+	u.Blocked = cleanTexts(u.Blocked)
+	u.BlockedSince = instant(u.BlockedSince)
+	u.Unhealthy = clean(u.Unhealthy, maxText)
+	if l := u.LastReboot; l != nil {
+		u.LastReboot = &plan.LastReboot{At: instant(l.At), Reasons: cleanReasons(l.Reasons)}
+	}
+	if f := u.Failure; f != nil {
+		u.Failure = &plan.Failure{At: instant(f.At), Count: f.Count, Why: clean(f.Why, maxWhy)}
+	}
+	return u
+}
+
+// sameAs says whether u tells people nothing that v does not. Counters alone are no news.
+func (u Update) sameAs(v Update) bool {
+	u.Dropped, u.Requests, u.NodeWrites = v.Dropped, v.Requests, v.NodeWrites
+	return reflect.DeepEqual(u, v)
+}
+
+// steady keeps the times that are computed from a distance to now: they jitter with every pass of the loop, which would
+// make each pass news.
+func (u *Update) steady(before Update) {
+	keep := func(now *time.Time, was time.Time) {
+		if !now.IsZero() && !was.IsZero() && now.Sub(was).Abs() < time.Second {
+			*now = was
+		}
+	}
+	keep(&u.Until, before.Until)
+	keep(&u.SlotSince, before.SlotSince)
+}
+
+// broken lists the sources that can't be read.
+func (u Update) broken() []SourceStatus {
+	var all []SourceStatus
+	for _, s := range u.Sources {
+		if s.Err != "" {
+			all = append(all, s)
+		}
+	}
+	return all
+}
+
+// clean looks at no more than can be left: what comes in may be megabytes.
+func clean(s string, most int) string {
+	s = s[:min(len(s), 4*most)]
+	s = strings.ToValidUTF8(s, "\uFFFD")
+	s = strings.Map(func(r rune) rune {
+		switch {
+		case r == '\n' || r == '\t' || r == '\u2028' || r == '\u2029':
+			return ' '
+		case unicode.IsControl(r) || unicode.Is(unicode.Bidi_Control, r):
+			return -1
+		}
+		return r
+	}, s)
+	return shorten(s, most)
+}
+
+// shorten cuts s to at most most bytes, at the border of a character.
+func shorten(s string, most int) string {
+	const more = "…"
+	if len(s) <= most {
+		return s
+	}
+	cut := max(most-len(more), 0)
+	for cut > 0 && !utf8.RuneStart(s[cut]) {
+		cut--
+	}
+	return s[:cut] + more
+}
+
+func cleanTexts(texts []string) []string {
+	var all []string
+	for _, t := range texts[:min(len(texts), maxBlocked)] {
+		all = append(all, clean(t, maxText))
+	}
+	return all
+}
+
+func cleanReasons(reasons []plan.Reason) []plan.Reason {
+	var all []plan.Reason
+	for _, r := range reasons[:min(len(reasons), plan.MaxReasons)] {
+		all = append(all, plan.Reason{
+			Source: clean(r.Source, maxName),
+			ID:     clean(r.ID, plan.MaxReasonID),
+			Text:   clean(r.Text, plan.MaxReasonText),
+			Kind:   r.Kind,
+		})
+	}
+	return all
+}
+
+func cleanSources(sources []SourceStatus) []SourceStatus {
+	var all []SourceStatus
+	for _, s := range sources[:min(len(sources), maxSources)] {
+		all = append(all, SourceStatus{
+			Name:  clean(s.Name, maxName),
+			Type:  clean(s.Type, 64),
+			Level: s.Level,
+			Note:  clean(s.Note, maxText),
+			Err:   clean(s.Err, maxText),
+			Since: instant(s.Since),
+		})
+	}
+	return all
+}
+
+// instant makes times comparable and keeps them within what JSON can say, whatever the hardware clock claims.
+func instant(t time.Time) time.Time {
+	t = t.Round(0).UTC()
+	if t.IsZero() || t.Year() < 1 || t.Year() > 9999 {
+		return time.Time{}
+	}
+	return t
+}
