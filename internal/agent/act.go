@@ -62,7 +62,7 @@ func (a *Agent) act(ctx context.Context, o plan.Observed, step plan.Step) error 
 	case plan.DeletePods:
 		return a.verified(ctx, o, func() error { return a.pass(ctx, a.Drainer.Delete) })
 	case plan.StartTarget:
-		return a.Units.StartPreReboot(ctx)
+		return a.Units.StartPreReboot(ctx, o.Slot.UID)
 	case plan.Reboot:
 		return a.verified(ctx, o, func() error { return a.reboot(ctx, o) })
 	case plan.Return:
@@ -194,7 +194,6 @@ func (a *Agent) noteFailure(o plan.Observed, why string) error {
 	record.Failure = &plan.Failure{At: o.Now, Count: count, Why: why}
 	record.Asked = nil
 	a.Logger.Warn("giving up this attempt", "why", why, "failures", count, "next_try_in", plan.Backoff(count))
-	a.tellTrouble(o, "GaveUp", why)
 	return a.Host.WriteRecord(record)
 }
 

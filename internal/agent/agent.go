@@ -36,10 +36,9 @@ type Options struct {
 	Uptime func() time.Duration
 	Logger *slog.Logger
 
-	Changed    <-chan struct{}                           // something changed: look again; may be nil
-	Report     func(plan.Observed, plan.Step)            // called after every decision; must not block; may be nil
-	Trouble    func(o plan.Observed, reason, why string) // something a human should see; must not block; may be nil
-	Alive      func()                                    // called at least every AliveEvery while the loop lives; may be nil
+	Changed    <-chan struct{}                // something changed: look again; may be nil
+	Report     func(plan.Observed, plan.Step) // called after every decision; must not block; may be nil
+	Alive      func()                         // called at least every AliveEvery while the loop lives; may be nil
 	AliveEvery time.Duration
 }
 
@@ -57,38 +56,37 @@ type Agent struct {
 	lookAt time.Duration // uptime from which the pods are listed again
 	looks  int           // listings since the last eviction pass
 
-	reads  stall // of the API server
-	acts   stall // of actions
-	acted  acted
-	last   plan.Step
-	warned string // the trouble told last
+	reads stall // of the API server
+	acts  stall // of actions
+	acted acted
 }
 
 // New makes an agent that has not looked yet.
 func New(o Options) *Agent { return &Agent{Options: o} }
 
-// Run works until ctx ends, then leaves the Node as the way of the ending demands. It returns nil.
-func (a *Agent) Run(ctx context.Context) error {
+// Run works until ctx ends. What the end means for the Node is Leave's business.
+func (a *Agent) Run(ctx context.Context) {
 	for ctx.Err() == nil {
 		o, step := a.round(ctx)
 		if ctx.Err() == nil && step.Action == plan.None {
 			a.sleep(ctx, a.pause(o, step))
 		}
 	}
-	a.leave(context.WithoutCancel(ctx))
-	return nil
 }
 
 // ReturnNode works until nothing of an earlier boot is left on the Node, and no further: what the running agent began
 // in this boot is not its business.
 func (a *Agent) ReturnNode(ctx context.Context) error {
-	for {
+	for acted := false; ; {
 		o := a.observe(ctx)
 		step := plan.Next(a.Policy, o)
 		if err := ctx.Err(); err != nil {
 			return err
 		}
 		if !ofTheReturn(o, step) {
+			if acted && step.Phase == plan.Idle {
+				a.report(o, step) // the last news: the node is back
+			}
 			return nil
 		}
 		a.report(o, step)
@@ -97,6 +95,7 @@ func (a *Agent) ReturnNode(ctx context.Context) error {
 			continue
 		}
 		a.perform(ctx, o, step)
+		acted = true
 	}
 }
 
@@ -157,54 +156,20 @@ func (a *Agent) round(ctx context.Context) (plan.Observed, plan.Step) {
 }
 
 func (a *Agent) report(o plan.Observed, step plan.Step) {
-	if step.Phase != a.last.Phase || step.Why != a.last.Why || step.Action != a.last.Action {
-		a.logStep(o, step)
-	}
-	a.last = step
 	if a.Report != nil {
 		a.Report(o, step)
 	}
-	a.warn(o, step)
 	if step.Phase == plan.Idle && step.Action == plan.None {
 		a.Identity.Rest()
 	}
 }
 
-// logStep writes one line a phase change; a change of the why alone is for those who look closely.
-func (a *Agent) logStep(o plan.Observed, step plan.Step) {
-	level := slog.LevelDebug
-	if step.Phase != a.last.Phase {
-		level = slog.LevelInfo
-	}
-	if step.Phase == plan.Unreachable || step.Phase == plan.GivingUp {
-		level = slog.LevelWarn
-	}
-	a.Logger.Log(context.Background(), level, "phase", "phase", step.Phase.String(), "why", step.Why,
-		"action", step.Action.String(), "node_uid", o.Node.UID, "boot_id", o.Boot)
-}
-
-// warn tells once what waits for a human.
-func (a *Agent) warn(o plan.Observed, step plan.Step) {
-	reason := plan.Trouble(a.Policy, o, step)
-	if reason != "" && reason != a.warned {
-		a.Logger.Error("a human should look", "reason", reason, "why", step.Why)
-		a.tellTrouble(o, reason, step.Why)
-	}
-	a.warned = reason
-}
-
-func (a *Agent) tellTrouble(o plan.Observed, reason, why string) {
-	if a.Trouble != nil {
-		a.Trouble(o, reason, why)
-	}
-}
-
-// leave decides what the end of the process means for the Node.
+// Leave decides what the end of the process means for the Node.
 //
 //	shutdown under way, or no bus to ask: keep everything, the boot unit cleans up
 //	restart of our own unit:              keep everything, the next process resumes
 //	stop, removal:                        undo everything
-func (a *Agent) leave(ctx context.Context) {
+func (a *Agent) Leave(ctx context.Context) {
 	record, err := a.Host.ReadRecord()
 	if err == nil && !record.Marked {
 		return

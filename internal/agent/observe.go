@@ -64,7 +64,7 @@ func (a *Agent) observeHost(ctx context.Context, o *plan.Observed) {
 	if o.Record.Slot == nil || fromOtherBoot(*o) {
 		return
 	}
-	if o.PreReboot, o.PreWhy, err = a.Units.PreReboot(ctx); err != nil {
+	if o.PreReboot, o.PreWhy, err = a.Units.PreReboot(ctx, o.Record.Slot.UID); err != nil {
 		o.PreReboot = plan.TargetStarting // not known to be through
 	}
 }

@@ -73,9 +73,10 @@ type Logind interface {
 
 // Units speaks to systemd about the few units that concern us.
 type Units interface {
-	// PreReboot is the state of kured-agent-pre-reboot.target, and which unit failed.
-	PreReboot(ctx context.Context) (plan.Target, string, error)
-	StartPreReboot(ctx context.Context) error
+	// PreReboot is how kured-agent-pre-reboot.target stands in this attempt, and which unit failed. An attempt is known by
+	// the UID of its slot: what an earlier one started or failed does not count.
+	PreReboot(ctx context.Context, attempt string) (plan.Target, string, error)
+	StartPreReboot(ctx context.Context, attempt string) error
 	// BootComplete says what keeps boot-complete.target from being reached, or nothing.
 	BootComplete(ctx context.Context) (string, error)
 	// BootUnitWorks says whether kured-agent-boot.service is queued or running.

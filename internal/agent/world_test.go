@@ -169,7 +169,7 @@ func (s *sim) oneBoot(ctx context.Context) {
 		})
 	}
 	processes.Go(func() {
-		for !s.process(func() { _ = s.agent(false).Run(ctx) }) && ctx.Err() == nil {
+		for !s.process(func() { s.run(ctx) }) && ctx.Err() == nil {
 			time.Sleep(5 * time.Second)
 		}
 	})
@@ -187,6 +187,12 @@ func (s *sim) process(run func()) (ended bool) {
 	}()
 	run()
 	return true
+}
+
+func (s *sim) run(ctx context.Context) {
+	a := s.agent(false)
+	a.Run(ctx)
+	a.Leave(context.WithoutCancel(ctx))
 }
 
 func (s *sim) agent(bootUnit bool) *Agent {
@@ -378,10 +384,10 @@ type simUnits struct {
 	isBootUnit bool
 }
 
-func (s simUnits) PreReboot(context.Context) (plan.Target, string, error) {
+func (s simUnits) PreReboot(context.Context, string) (plan.Target, string, error) {
 	return plan.TargetReached, "", nil
 }
-func (s simUnits) StartPreReboot(context.Context) error         { return nil }
+func (s simUnits) StartPreReboot(context.Context, string) error { return nil }
 func (s simUnits) BootComplete(context.Context) (string, error) { return "", nil }
 func (s simUnits) Restarting(context.Context) (bool, error)     { return true, nil }
 func (s simUnits) BootUnitWorks(context.Context) (bool, error) {

@@ -495,13 +495,19 @@ func didNotHelp(p Policy, o Observed) bool {
 		!anyNew(o.Reasons, last.Reasons)
 }
 
-// Trouble names what waits for a human in this step: "BootUnhealthy", "RebootDidNotHelp", or nothing.
+// What waits for a human.
+const (
+	TroubleUnhealthy = "BootUnhealthy"
+	TroubleNotHelped = "RebootDidNotHelp"
+)
+
+// Trouble names what waits for a human in this step, or nothing.
 func Trouble(p Policy, o Observed, s Step) string {
 	switch {
 	case s.Phase == Returning && s.Action == None && !o.Health.OK && !o.BootUnitWorks && o.Uptime > p.BootDeadline:
-		return "BootUnhealthy"
+		return TroubleUnhealthy
 	case s.Phase == Waiting && didNotHelp(p, o):
-		return "RebootDidNotHelp"
+		return TroubleNotHelped
 	}
 	return ""
 }

@@ -1,0 +1,49 @@
+# kured-agent. `make help` lists the targets; README.md says which two a newcomer needs.
+VERSION ?= $(shell sed -n 's/^\#\# \[\([0-9][^]]*\)\].*/\1/p' CHANGELOG.md | head -n 1)
+export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
+GOFLAGS_BUILD = -trimpath -buildvcs=false -ldflags '-s -w -X main.version=$(VERSION)'
+GOLANGCI = go run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
+
+.PHONY: help build test test-unit test-integration lint package e2e demo bench clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
+
+build: ## build the agent for this machine: dist/kured-agent
+	CGO_ENABLED=0 go build $(GOFLAGS_BUILD) -o dist/kured-agent ./cmd/kured-agent
+
+test: test-unit test-integration ## all tests that need no booted machine (needs Go and the Debian package dbus-daemon)
+
+test-unit: ## the first part: no API server
+	go vet ./...
+	go test ./...
+
+test-integration: ## the second part: a real API server, built once from Go modules (7 minutes the first time)
+	test/controlplane/build.sh
+	go test -tags integration ./internal/... ./test/cluster/...
+
+lint: ## golangci-lint, pinned
+	$(GOLANGCI) run ./...
+
+package: ## deb and rpm for amd64 and arm64 in dist/
+	VERSION=$(VERSION) packaging/build.sh
+
+e2e: ## packages on booted Debian machines that really reboot (root; installs Debian packages, and says so)
+	test/machines/install-deps.sh
+	test/controlplane/build.sh
+	VERSION=$(VERSION) packaging/build.sh amd64 deb
+	go test -tags e2e -timeout 60m -count 1 -v ./test/e2e
+
+demo: ## the main job on three machines, told line by line (root; installs Debian packages, and says so)
+	test/machines/install-deps.sh
+	test/controlplane/build.sh
+	VERSION=$(VERSION) packaging/build.sh amd64 deb
+	go run ./test/demo
+
+bench: ## memory, size, latency and request figures against their targets
+	test/controlplane/build.sh
+	VERSION=$(VERSION) packaging/build.sh amd64 deb
+	go test -tags bench -timeout 30m -count 1 -v -run TestFigures ./test/bench
+
+clean: ## remove what was built here (caches stay)
+	rm -rf dist

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kured-agent/kured-agent/internal/kube"
+	"github.com/kured-agent/kured-agent/internal/report"
+)
+
+func checkCommand(o *options) *cobra.Command {
+	var offline bool
+	c := &cobra.Command{
+		Use:   "check-config",
+		Short: "Check the configuration, the credential and the Node name",
+		Long: `Reads the configuration and prints every problem with file, line and key. Then it checks the kubeconfig, and asks the API
+server whether the Node is this machine and every right is there; --offline leaves that out.
+
+Exit codes: 0 fine, 1 wrong, 2 usage.`,
+		RunE: func(c *cobra.Command, _ []string) error {
+			ctx, cancel := context.WithTimeout(c.Context(), onceTimeout)
+			defer cancel()
+			name, err := o.check(ctx, offline)
+			if err != nil {
+				return &codeError{code: exitFailed, err: err}
+			}
+			_, err = fmt.Fprintf(c.OutOrStdout(), "%s: fine, for node %s\n", o.config, name)
+			return err
+		},
+	}
+	c.Flags().BoolVar(&offline, "offline", false, "do not ask the API server")
+	return c
+}
+
+func (o *options) check(ctx context.Context, offline bool) (name string, err error) {
+	cfg, err := o.load()
+	if err != nil {
+		return "", err
+	}
+	p, err := o.wire(cfg, wiring{dry: true}, slog.New(report.NewHandler(slog.LevelError)))
+	if err != nil || offline {
+		if p != nil {
+			name = p.name
+		}
+		return name, err
+	}
+	err = (&identity{p: p}).Prove(ctx)
+	var proof *kube.ProofError
+	if err != nil && !errors.As(err, &proof) {
+		return "", fmt.Errorf("asking the API server (--offline leaves this out): %w", err)
+	}
+	return p.name, err
+}

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/kured-agent/kured-agent/"
+
+// mayImport is the whole of the import rule: what a package may use of this module. depguard says the same; this test
+// needs no linter.
+var mayImport = map[string][]string{
+	"plan": nil, "window": {"plan"}, "agent": {"plan"}, "config": {"plan", "window"},
+	"bus": nil, "host": {"plan"}, "kube": {"plan"}, "node": {"plan"}, "slot": {"plan"}, "drain": {"plan"}, "gate": {"plan"},
+	"signal": {"plan", "bus"}, "logind": {"plan", "bus"}, "units": {"plan", "bus"}, "report": {"plan", "bus"},
+}
+
+func TestPackagesImportOnlyWhatTheRuleAllows(t *testing.T) {
+	t.Parallel()
+	err := filepath.WalkDir("../../internal", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		rel, _ := filepath.Rel("../../internal", filepath.Dir(path))
+		pkg, test, _ := strings.Cut(filepath.ToSlash(rel), "/")
+		if strings.HasSuffix(test, "test") {
+			return nil // helpers of tests
+		}
+		allowed, known := mayImport[pkg]
+		if !known {
+			t.Errorf("package internal/%s is not in the import rule", pkg)
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.ImportsOnly)
+		if err != nil {
+			return err
+		}
+		for _, spec := range file.Imports {
+			imported, _ := strconv.Unquote(spec.Path.Value)
+			if imported == "os/exec" {
+				t.Errorf("%s imports os/exec: the agent runs no programs", path)
+			}
+			own, ok := strings.CutPrefix(imported, module+"internal/")
+			if ok && own != pkg && !slices.Contains(allowed, own) {
+				t.Errorf("%s imports %s", path, own)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// The typed clientset links every API group there is: 10 MB of resident memory for nothing.
+func TestTheBinaryDoesNotLinkTheTypedClientset(t *testing.T) {
+	t.Parallel()
+	out, err := exec.Command("go", "list", "-deps", ".").CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	for dep := range strings.Lines(string(out)) {
+		dep = strings.TrimSpace(dep)
+		if strings.HasPrefix(dep, "k8s.io/client-go/kubernetes") || strings.HasPrefix(dep, "k8s.io/client-go/informers") {
+			t.Errorf("the agent links %s", dep)
+		}
+	}
+}

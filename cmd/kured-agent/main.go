@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Command kured-agent reboots the Kubernetes node it runs on when that is required, safely and from outside any pod.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+	_ "time/tzdata" // hosts without tzdata still know the zones of their windows
+
+	"github.com/spf13/cobra"
+
+	"github.com/kured-agent/kured-agent/internal/config"
+	"github.com/kured-agent/kured-agent/internal/kube"
+)
+
+// version is set by the linker.
+var version = "dev"
+
+// Exit codes, as in kured-agent(8).
+const (
+	exitFine    = 0
+	exitFailed  = 1
+	exitUsage   = 2
+	exitDown    = 3  // status: no agent answers
+	exitMisfit  = 78 // EX_CONFIG: configuration or identity that cannot work; the units do not restart on it
+	productName = "kured-agent"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	context.AfterFunc(ctx, stop) // a second signal ends the process at once
+	os.Exit(execute(ctx, os.Args[1:], os.Stdout, os.Stderr))
+}
+
+// execute is main without the process: it returns the exit code.
+func execute(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	root := newRoot()
+	root.SetArgs(args)
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	err := root.ExecuteContext(ctx)
+	if err == nil {
+		return exitFine
+	}
+	var coded *codeError
+	if !errors.As(err, &coded) {
+		coded = &codeError{code: exitFailed, err: err}
+	}
+	if coded.err != nil {
+		printError(stderr, coded.err)
+	}
+	return coded.code
+}
+
+// codeError is an error with an exit code of its own. One without err was told already.
+type codeError struct {
+	code int
+	err  error
+}
+
+func (e *codeError) Error() string {
+	if e.err == nil {
+		return fmt.Sprintf("exit code %d", e.code)
+	}
+	return e.err.Error()
+}
+
+func (e *codeError) Unwrap() error { return e.err }
+
+// misfit marks errors that no retry can mend.
+func misfit(err error) error {
+	var (
+		wrong   *config.Error
+		refused *kube.RefusedError
+	)
+	if errors.As(err, &wrong) || errors.As(err, &refused) {
+		return &codeError{code: exitMisfit, err: err}
+	}
+	return err
+}
+
+// printError writes lists of problems one a line, as they are.
+func printError(w io.Writer, err error) {
+	var wrong *config.Error
+	if errors.As(err, &wrong) {
+		fmt.Fprintln(w, strings.TrimRight(wrong.Error(), "\n"))
+		return
+	}
+	fmt.Fprintf(w, "%s: %v\n", productName, err)
+}
+
+// options are the flags that every command knows.
+type options struct {
+	config string
+	debug  bool
+	root   string // of the host's files; for tests
+	state  string
+	run    string
+}
+
+func newRoot() *cobra.Command {
+	o := &options{}
+	root := &cobra.Command{
+		Use:   productName,
+		Short: "Reboots this Kubernetes node when that is required",
+		Long: `kured-agent learns that this host needs a reboot, taints its Node, waits for its turn and its maintenance window,
+cordons and drains the node, reboots it through logind, and gives it back after the boot.
+
+It is run by systemd:     systemctl enable --now kured-agent
+See what it does:         kured-agent status
+See what it would do:     kured-agent plan
+Hold this node back:      kubectl annotate node NODE kured-agent/hold="why"
+Stop it, undoing all:     systemctl disable --now kured-agent`,
+		Version:       version,
+		SilenceErrors: true,
+		SilenceUsage:  true,
+	}
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &codeError{code: exitUsage, err: err} })
+	flags := root.PersistentFlags()
+	flags.StringVarP(&o.config, "config", "c", "/etc/kured/config.toml", "configuration file; config.d/*.toml beside it is read too")
+	flags.BoolVar(&o.debug, "debug", false, "log every change of the why, not only of the phase")
+	flags.StringVar(&o.root, "root", "/", "root of the host's files")
+	flags.StringVar(&o.state, "state-dir", "/var/lib/kured-agent", "state directory, below the root")
+	flags.StringVar(&o.run, "run-dir", "/run/kured-agent", "runtime directory, below the root")
+	for _, hidden := range []string{"root", "state-dir", "run-dir"} {
+		_ = flags.MarkHidden(hidden)
+	}
+	root.AddCommand(runCommand(o), bootCommand(o), statusCommand(), planCommand(o), checkCommand(o), requestCommand(),
+		cleanupCommand(o), versionCommand())
+	for _, c := range root.Commands() {
+		c.Args = usageArgs(c.Args)
+	}
+	return root
+}
+
+// usageArgs makes a wrong number of arguments a usage error.
+func usageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
+	if check == nil {
+		check = cobra.NoArgs
+	}
+	return func(c *cobra.Command, args []string) error {
+		if err := check(c, args); err != nil {
+			return &codeError{code: exitUsage, err: fmt.Errorf("%w; see %s --help", err, c.CommandPath())}
+		}
+		return nil
+	}
+}
+
+func versionCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "version",
+		Short: "Print the version",
+		RunE: func(c *cobra.Command, _ []string) error {
+			_, err := fmt.Fprintln(c.OutOrStdout(), productName, version)
+			return err
+		},
+	}
+}
+
+func level(debug bool) slog.Level {
+	if debug {
+		return slog.LevelDebug
+	}
+	return slog.LevelInfo
+}

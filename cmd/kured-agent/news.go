@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"time"
+
+	"github.com/kured-agent/kured-agent/internal/plan"
+	"github.com/kured-agent/kured-agent/internal/report"
+)
+
+// news turns what the loop observed and decided into what people are told.
+type news struct {
+	p            *parts
+	phase        plan.Phase
+	since        time.Time
+	blockedSince time.Time
+}
+
+func (n *news) report(o plan.Observed, step plan.Step) {
+	if n.since.IsZero() || step.Phase != n.phase {
+		n.phase, n.since = step.Phase, o.Now
+	}
+	blocked := n.blocked(o)
+	u := report.Update{
+		Node: n.p.name, NodeUID: o.Node.UID, Version: version,
+		Phase: step.Phase.String(), Why: step.Why, Since: n.since,
+		Level: o.Need, Reasons: o.Reasons, API: apiWord(o.API),
+		Tainted: o.Node.Tainted, Cordoned: o.Node.Unschedulable && o.Node.Marker != "",
+		SlotHolders: o.Turn.Why, Window: o.Window, Blocked: blocked, BlockedSince: n.blockedSince,
+		LastReboot: o.Record.Last, Failure: o.Record.Failure, BootUnitWorks: o.BootUnitWorks,
+		Dropped: n.p.bus.Dropped(), Requests: n.p.kube.Requests(), NodeWrites: n.p.node.Writes(),
+	}
+	if step.Wake > o.Uptime {
+		u.Until = o.Now.Add(step.Wake - o.Uptime)
+	}
+	if o.Slot.State == plan.SlotOurs {
+		u.Slot = o.Slot.Name
+		if o.Slot.Boot == o.Boot {
+			u.SlotSince = o.Now.Add(o.Slot.Taken - o.Uptime)
+		}
+	}
+	switch plan.Trouble(n.p.agent.Policy, o, step) {
+	case plan.TroubleUnhealthy:
+		u.Unhealthy = o.Health.Why
+	case plan.TroubleNotHelped:
+		u.NotHelped = true
+	}
+	if n.p.sources != nil {
+		u.Sources = sourceStatus(n.p)
+	}
+	n.p.reporter.Update(u)
+}
+
+// blocked lists what holds the node back, and keeps since when it has been held back by anything.
+func (n *news) blocked(o plan.Observed) []string {
+	if o.Need != plan.Required {
+		n.blockedSince = time.Time{}
+		return nil
+	}
+	all := append(plan.Blockers(n.p.agent.Policy, o), o.Inhibitors...)
+	switch {
+	case len(all) == 0:
+		n.blockedSince = time.Time{}
+	case n.blockedSince.IsZero():
+		n.blockedSince = o.Now
+	}
+	return all
+}
+
+func sourceStatus(p *parts) []report.SourceStatus {
+	_, _, statuses := p.sources.Snapshot()
+	all := make([]report.SourceStatus, 0, len(statuses))
+	for _, s := range statuses {
+		status := report.SourceStatus{Name: s.Name, Type: s.Type, Level: s.State.Level, Note: s.State.Note, Since: s.Since}
+		if s.State.Err != nil {
+			status.Err = s.State.Err.Error()
+		}
+		all = append(all, status)
+	}
+	return all
+}
+
+func apiWord(a plan.API) string {
+	switch a {
+	case plan.APIRead:
+		return report.APIRead
+	case plan.APIAway:
+		return report.APIAway
+	}
+	return report.APIUnneeded
+}

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"strings"
+
+	"github.com/kured-agent/kured-agent/internal/agent"
+	"github.com/kured-agent/kured-agent/internal/host"
+	"github.com/kured-agent/kured-agent/internal/logind"
+	"github.com/kured-agent/kured-agent/internal/plan"
+	"github.com/kured-agent/kured-agent/internal/signal"
+	"github.com/kured-agent/kured-agent/internal/slot"
+	"github.com/kured-agent/kured-agent/internal/units"
+)
+
+// This file fits the adapters, which know nothing of the loop, to the ports of the loop, which knows nothing of them.
+
+const (
+	agentUnit       = "kured-agent.service"
+	bootUnit        = "kured-agent-boot.service"
+	preRebootTarget = "kured-agent-pre-reboot.target"
+	bootComplete    = "boot-complete.target"
+)
+
+type need struct{ set *signal.Set }
+
+func (n need) Need() (plan.Level, []plan.Reason) {
+	if n.set == nil {
+		return plan.NotRequired, nil
+	}
+	level, reasons, _ := n.set.Snapshot()
+	return level, reasons
+}
+
+type slots struct{ *slot.Client }
+
+func (s slots) Acquire(ctx context.Context, pool, nodeUID, boot string) (agent.Claim, error) {
+	return claim(s.Client.Acquire(ctx, slot.Request{Pool: pool, NodeUID: nodeUID, Boot: boot}))
+}
+
+func (s slots) Find(ctx context.Context, pool string) (agent.Claim, error) {
+	return claim(s.Client.Find(ctx, pool))
+}
+
+func claim(r slot.Result, err error) (agent.Claim, error) {
+	return agent.Claim{Taken: r.Taken, Name: r.Name, UID: r.UID, Boot: r.Boot, Why: r.Why}, err
+}
+
+type recorder struct {
+	host.Host
+	dry bool
+}
+
+func (r recorder) WriteRecord(record plan.Record) error {
+	if r.dry {
+		return nil
+	}
+	return r.Host.WriteRecord(record)
+}
+
+type loginManager struct{ *logind.Client }
+
+func (l loginManager) Reboot(ctx context.Context) error {
+	err := l.Client.Reboot(ctx, plan.KindFull)
+	var refused *logind.RefusedError
+	if errors.As(err, &refused) {
+		return refusal{refused}
+	}
+	return err
+}
+
+// refusal tells the loop after which errors the machine may go down all the same.
+type refusal struct{ *logind.RefusedError }
+
+func (r refusal) MayGoDown() bool {
+	return r.Class == logind.InProgress || r.Class == logind.Ambiguous
+}
+
+type systemManager struct {
+	*units.Client
+	isBootUnit bool
+	started    *string // the attempt for which the pre-reboot target was started
+}
+
+// PreReboot says how the hooks of this attempt stand. The target itself stays active once reached, and a failed hook
+// stays failed, so neither says anything about an attempt that has not started them.
+func (s systemManager) PreReboot(ctx context.Context, attempt string) (plan.Target, string, error) {
+	hooks, err := s.Hooks(ctx, preRebootTarget)
+	switch {
+	case err != nil:
+		return plan.TargetStarting, "", err
+	case len(hooks) == 0:
+		return plan.TargetReached, "", nil
+	case *s.started != attempt:
+		return plan.TargetInactive, "", nil
+	}
+	for _, unit := range append(hooks, preRebootTarget) {
+		state, _, err := s.Active(ctx, unit)
+		if err != nil {
+			return plan.TargetStarting, "", err
+		}
+		job, err := s.JobType(ctx, unit)
+		if err != nil || job != "" || state == "activating" {
+			return plan.TargetStarting, "", err
+		}
+	}
+	failed, err := s.Failed(ctx, preRebootTarget)
+	if err != nil {
+		return plan.TargetStarting, "", err
+	}
+	if len(failed) > 0 {
+		return plan.TargetFailed, strings.Join(failed, ", "), nil
+	}
+	return plan.TargetReached, "", nil
+}
+
+func (s systemManager) StartPreReboot(ctx context.Context, attempt string) error {
+	if err := s.Start(ctx, preRebootTarget); err != nil {
+		return err
+	}
+	*s.started = attempt
+	return nil
+}
+
+// BootComplete asks for failed units first: boot-complete.target is only reached where something pulls it in, which our
+// boot unit does, and a host on which nothing failed is as complete as systemd can say.
+func (s systemManager) BootComplete(ctx context.Context) (string, error) {
+	state, _, err := s.Active(ctx, bootComplete)
+	if err != nil || state == "active" || state == "not-found" {
+		return "", err
+	}
+	failed, err := s.Failed(ctx, bootComplete)
+	if err != nil {
+		return "", err
+	}
+	if len(failed) > 0 {
+		return "boot-complete.target is not reached: failed are " + strings.Join(failed, ", "), nil
+	}
+	job, err := s.JobType(ctx, bootComplete)
+	if err != nil {
+		return "", err
+	}
+	if job != "" {
+		return "boot-complete.target is not reached yet", nil
+	}
+	return "", nil
+}
+
+func (s systemManager) BootUnitWorks(ctx context.Context) (bool, error) {
+	if s.isBootUnit {
+		return false, nil
+	}
+	state, sub, err := s.Active(ctx, bootUnit)
+	if err != nil {
+		return false, err
+	}
+	if state == "activating" || state == "active" && sub == "start" {
+		return true, nil
+	}
+	job, err := s.JobType(ctx, bootUnit)
+	return job == "start", err
+}
+
+func (s systemManager) Restarting(ctx context.Context) (bool, error) {
+	job, err := s.JobType(ctx, agentUnit)
+	return strings.Contains(job, "restart"), err
+}

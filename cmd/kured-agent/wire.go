@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"time"
+
+	"github.com/kured-agent/kured-agent/internal/agent"
+	"github.com/kured-agent/kured-agent/internal/bus"
+	"github.com/kured-agent/kured-agent/internal/config"
+	"github.com/kured-agent/kured-agent/internal/drain"
+	"github.com/kured-agent/kured-agent/internal/gate"
+	"github.com/kured-agent/kured-agent/internal/host"
+	"github.com/kured-agent/kured-agent/internal/kube"
+	"github.com/kured-agent/kured-agent/internal/logind"
+	"github.com/kured-agent/kured-agent/internal/node"
+	"github.com/kured-agent/kured-agent/internal/plan"
+	"github.com/kured-agent/kured-agent/internal/report"
+	"github.com/kured-agent/kured-agent/internal/signal"
+	"github.com/kured-agent/kured-agent/internal/slot"
+	"github.com/kured-agent/kured-agent/internal/units"
+	"github.com/kured-agent/kured-agent/internal/window"
+)
+
+// rebootDeadline is how long an accepted reboot may take to become a visible shutdown. logind says so at once.
+const rebootDeadline = 2 * time.Minute
+
+// parts is everything one process is made of, wired by hand.
+type parts struct {
+	config   *config.Config
+	host     host.Host
+	boot     string
+	name     string // of the Node
+	bus      *bus.Bus
+	kube     *kube.Client
+	node     *node.Client
+	sources  *signal.Set // nil in processes that decide nothing about the need
+	reporter *report.Reporter
+	agent    *agent.Agent
+	wake     chan struct{}
+	metrics  bool
+}
+
+func (o *options) host() host.Host { return host.Host{Root: o.root, State: o.state, Run: o.run} }
+
+func (o *options) load() (*config.Config, error) {
+	return config.Load(o.config, config.Options{SourceTypes: signal.Types, CheckSource: checkSource})
+}
+
+func checkSource(typ string, opts map[string]any) []config.SourceProblem {
+	var all []config.SourceProblem
+	for _, p := range signal.Check(typ, opts) {
+		all = append(all, config.SourceProblem{Key: p.Key, Message: p.Message})
+	}
+	return all
+}
+
+// wiring says how the processes differ.
+type wiring struct {
+	sources  bool // run the sources: without them nothing is required
+	bootUnit bool // this is kured-agent-boot.service
+	dry      bool // write nothing
+}
+
+// wire builds the parts. It opens no connection.
+func (o *options) wire(cfg *config.Config, w wiring, logger *slog.Logger) (*parts, error) {
+	p := &parts{config: cfg, host: o.host(), wake: make(chan struct{}, 1)}
+	var err error
+	if p.boot, err = p.host.BootID(); err != nil {
+		return nil, err
+	}
+	if p.name, err = kube.FindNodeName(o.root, cfg.Node.Name); err != nil {
+		return nil, err
+	}
+	p.kube, err = kube.Connect(kube.Options{
+		Kubeconfig: cfg.Cluster.Kubeconfig, UserAgent: productName + "/" + version, Logger: logger,
+	})
+	if err != nil {
+		return nil, err
+	}
+	p.bus = bus.New(bus.Options{Logger: logger})
+	if w.sources {
+		if err := p.wireSources(o, logger); err != nil {
+			return nil, err
+		}
+	}
+	p.wireAgent(w, logger)
+	p.bus.OnChange(p.look)
+	return p, nil
+}
+
+func (p *parts) wireSources(o *options, logger *slog.Logger) error {
+	specs := signal.Defaults(o.root)
+	if len(p.config.Sources) > 0 {
+		specs = nil
+		for _, s := range p.config.Sources {
+			specs = append(specs, signal.Spec{Type: s.Type, Options: s.Options})
+		}
+	}
+	sources, err := signal.Build(specs, signal.Env{Bus: p.bus, Root: o.root, Runtime: o.run, Logger: logger})
+	if err != nil {
+		return err
+	}
+	record, _ := p.host.ReadRecord() // one that can't be read seeds nothing; the loop tells about it
+	p.sources = signal.NewSet(sources, record.Reasons, sourceSettle, logger)
+	return nil
+}
+
+// sourceSettle is how long a need must have been gone: some updaters remove their file and write it again in one run.
+const sourceSettle = 5 * time.Second
+
+func (p *parts) wireAgent(w wiring, logger *slog.Logger) {
+	cfg := p.config
+	p.node = node.New(p.kube.Core(), node.Options{
+		Name: p.name, TaintKey: cfg.Taint.Key, TaintEffect: cfg.Taint.Effect, StartupTaints: cfg.Boot.RemoveTaints,
+	})
+	drainer := drain.New(p.kube.Core(), drain.Options{
+		Node: p.name, Skip: cfg.Drain.Skip, GracePeriod: cfg.Drain.GracePeriod, UnmanagedPods: cfg.Drain.UnmanagedPods,
+		Uptime: host.Uptime,
+	})
+	p.reporter = report.New(p.name, version)
+	login, systemd := logind.New(p.bus), units.New(p.bus)
+	login.Watch(p.look)
+	systemd.Watch(bootUnit, p.look)
+	systemd.Watch(preRebootTarget, p.look)
+	p.agent = agent.New(agent.Options{
+		Policy: policy(cfg), Pool: cfg.Slot.Pool, Drain: cfg.Drain.Enabled,
+		Sources: need{p.sources}, Node: p.node, Slots: slots{slot.New(p.kube.Core(), p.kube.Coordination(),
+			slot.Options{Namespace: kube.DefaultNamespace, Node: p.name})},
+		Drainer: drainer, Gates: gate.New(gateOptions(p)), Ready: gate.NewReady(p.kube.Core(), p.name, cfg.Boot.ReadyPods), Logind: loginManager{login}, Units: systemManager{systemd, w.bootUnit, new(string)},
+		Host: recorder{p.host, w.dry}, Identity: &identity{p: p},
+		Boot: p.boot, Now: time.Now, Uptime: host.Uptime, Logger: logger,
+		Window:  func(t time.Time) plan.Window { return window.At(cfg.Windows, t) },
+		Changed: p.wake, Report: (&news{p: p}).report,
+	})
+}
+
+func gateOptions(p *parts) gate.Options {
+	o := gate.Options{Pods: p.config.Gate.Pods, Node: p.name, Core: p.kube.Core()}
+	for _, g := range p.config.Gate.Prometheus {
+		o.Prometheus = append(o.Prometheus, gate.Prometheus{URL: g.URL, Query: g.Query, CAFile: g.CAFile, TokenFile: g.TokenFile})
+	}
+	return o
+}
+
+func policy(c *config.Config) plan.Policy {
+	after := map[string]plan.AfterTimeout{
+		config.AfterRollBack: plan.TimeoutRollsBack, config.AfterReboot: plan.TimeoutReboots, config.AfterDelete: plan.TimeoutDeletes,
+	}
+	return plan.Policy{
+		TaintInWindow: c.Taint.When == config.WhenWindow, StartupTaints: len(c.Boot.RemoveTaints) > 0,
+		AfterTimeout: after[c.Drain.AfterTimeout], MinInterval: c.Reboot.MinInterval, LoopGuard: c.Reboot.LoopGuard,
+		MaxHold: c.Slot.MaxHold, DrainTimeout: c.Drain.Timeout, RebootDeadline: rebootDeadline,
+		Settle: c.Boot.Settle, BootDeadline: c.Boot.Deadline,
+	}
+}
+
+// look has the loop look again.
+func (p *parts) look() {
+	select {
+	case p.wake <- struct{}{}:
+	default:
+	}
+}
+
+// start connects to the bus and runs the sources until ctx ends. It waits until both have said something, but not long.
+func (p *parts) start(ctx context.Context, logger *slog.Logger) {
+	go func() { _ = p.bus.Run(ctx) }()
+	select {
+	case <-p.bus.Ready():
+	case <-time.After(5 * time.Second):
+		logger.Warn("the system bus does not answer; going on without it")
+	case <-ctx.Done():
+	}
+	if p.sources == nil {
+		return
+	}
+	go func() { _ = p.sources.Run(ctx) }()
+	go func() {
+		for {
+			select {
+			case <-p.sources.Changed():
+				p.look()
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	p.sources.WaitFirst(ctx)
+}
+
+// identity proves the credential.
+type identity struct{ p *parts }
+
+func (i *identity) Fingerprint() string { return i.p.kube.Fingerprint(i.p.name) }
+func (i *identity) Rest()               { i.p.kube.CloseIdle() }
+
+func (i *identity) Prove(ctx context.Context) error {
+	id, err := i.p.host.MachineID()
+	if err != nil {
+		return err
+	}
+	return i.p.kube.Prove(ctx, i.p.name, id)
+}
+
+// orProblems joins the problems of a proof into one line.
+func orProblems(err error) error {
+	var proof *kube.ProofError
+	if errors.As(err, &proof) {
+		return fmt.Errorf("%s", strings.Join(proof.Problems, "; "))
+	}
+	return err
+}
