@@ -51,6 +51,7 @@ type Agent struct {
 	fitSince time.Duration // uptime since which the boot has been healthy; zero: it is not
 	lostSlot bool          // the newest verification said that the slot is not ours
 	searched bool          // a slot that the record does not know was looked for
+	heldBack bool          // by a mark on the Node
 
 	pods   plan.Pods
 	lookAt time.Duration // uptime from which the pods are listed again
@@ -261,7 +262,7 @@ func pollEvery(o plan.Observed, step plan.Step) time.Duration {
 		}
 		return 30 * time.Second
 	case plan.Waiting:
-		if len(o.Gates) > 0 {
+		if len(o.Gates) > 0 || o.Node.Hold != "" || o.Node.Leaving != "" {
 			return time.Minute
 		}
 		return nodeAge

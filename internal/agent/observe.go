@@ -15,6 +15,8 @@ const (
 	freshAge = 10 * time.Second
 	// nodeAge bounds it while the node only waits: a hold annotation or a foreign change is seen after that time at the latest.
 	nodeAge = 5 * time.Minute
+	// heldAge bounds it while a mark on the Node holds it back: somebody waits for its removal to be seen.
+	heldAge = 30 * time.Second
 )
 
 // observe reads what a decision needs, and no more: what is local always, the API server only when there is something
@@ -53,7 +55,7 @@ func (a *Agent) observeHost(ctx context.Context, o *plan.Observed) {
 		// Without logind there will be no reboot: find out before pods are moved (systemd/systemd#36035).
 		o.Inhibitors = []string{fmt.Sprintf("logind, which can't be asked: %v", err)}
 	}
-	if fromOtherBoot(*o) {
+	if fromOtherBoot(*o) && !a.stopping {
 		if o.BootUnitWorks, err = a.Units.BootUnitWorks(ctx); err != nil {
 			a.Logger.Debug("asking for kured-agent-boot.service", "err", err)
 		}
@@ -110,7 +112,7 @@ func (a *Agent) readCluster(ctx context.Context, o *plan.Observed) error {
 			return err
 		}
 	}
-	if fromOtherBoot(*o) && !a.bootComplete(ctx, o) {
+	if fromOtherBoot(*o) && !a.stopping && !a.bootComplete(ctx, o) {
 		o.Node = plan.Node{UID: o.Record.NodeUID} // not worth a request yet
 		return nil
 	}
@@ -118,6 +120,7 @@ func (a *Agent) readCluster(ctx context.Context, o *plan.Observed) error {
 	if o.Node, err = a.Node.Read(ctx, a.maxAge(*o)); err != nil {
 		return err
 	}
+	a.heldBack = o.Node.Hold != "" || o.Node.Leaving != ""
 	if err := a.readSlot(ctx, o); err != nil {
 		return err
 	}
@@ -134,6 +137,8 @@ func (a *Agent) maxAge(o plan.Observed) time.Duration {
 		return freshAge
 	case fromOtherBoot(o) && a.fitSince == 0, a.stopping:
 		return 0
+	case a.heldBack:
+		return heldAge
 	}
 	return nodeAge
 }

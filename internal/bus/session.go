@@ -52,15 +52,17 @@ func newSession(b *Bus) *session {
 
 // serve delivers signals and keeps the subscriptions up to date until the connection or ctx ends.
 func (s *session) serve(ctx context.Context) error {
-	again := time.NewTicker(claimAgain)
-	defer again.Stop()
 	for {
+		var again <-chan time.Time
+		if s.unclaimed() {
+			again = time.After(claimAgain)
+		}
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-s.conn.Context().Done():
 			return errors.New("the system bus closed the connection")
-		case <-again.C:
+		case <-again:
 			if err := s.claim(ctx); err != nil {
 				return err
 			}
@@ -265,6 +267,13 @@ func (s *session) claim(ctx context.Context) error {
 		b.mu.Unlock()
 	}
 	return nil
+}
+
+// unclaimed says whether a name that we want is not ours.
+func (s *session) unclaimed() bool {
+	s.bus.mu.Lock()
+	defer s.bus.mu.Unlock()
+	return slices.ContainsFunc(s.bus.services, func(v *service) bool { return v.name != "" && v.err != nil })
 }
 
 // setServing notes why a name is not ours and says it once.

@@ -2,9 +2,9 @@
 
 // Package logind asks systemd-logind for the reboot and tells what stands in its way.
 //
-// Each call is one attempt and each refusal has a class. go-systemd's Reboot returns nothing, which is how agents came to
-// wait for days for a reboot that had been refused (flatcar/flatcar-linux-update-operator#19). An accepted reboot is not a
-// done one: logind answers before the delay inhibitors end, and a later failure is only announced by
+// Each call is one attempt and each refusal has a class. go-systemd's Reboot returns nothing, which is how agents came
+// to wait for days for a reboot that had been refused (flatcar/flatcar-linux-update-operator#19). An accepted reboot is
+// not a done one: logind answers before the delay inhibitors end, and a later failure is only announced by
 // PrepareForShutdown(false).
 package logind
 
@@ -36,7 +36,8 @@ const (
 )
 
 // Flags of RebootWithFlags. Only 0, a full reboot, is sent. Skipping inhibitors is never right: the holder may be the
-// package manager. Its value is not the 4 of the manual page of systemd 257, which is the soft reboot (systemd/systemd#37975).
+// package manager. Its value is not the 4 of the manual page of systemd 257, which is the soft reboot
+// (systemd/systemd#37975).
 const (
 	flagKexec          uint64 = 1 << 1
 	flagSoft           uint64 = 1 << 2

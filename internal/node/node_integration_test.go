@@ -368,6 +368,23 @@ func TestEveryOverstepIsRefusedWithItsReason(t *testing.T) {
 	})
 }
 
+func TestANodeThatIsNotFitIsNotGivenBack(t *testing.T) {
+	c, _, agent := agent(t, "unfit")
+	ctx := t.Context()
+	do(t, agent.Taint(ctx, ""), agent.Cordon(ctx, "b1"))
+	// The newest answer says Ready; in truth the kubelet has reported otherwise since, so the write meets a conflict.
+	status := map[string]any{"status": map[string]any{"conditions": []map[string]any{{"type": "Ready", "status": "False"}}}}
+	if err := c.Do(ctx, http.MethodPatch, path("unfit")+"/status", status, nil, string(types.StrategicMergePatchType)); err != nil {
+		t.Fatal(err)
+	}
+	if err := agent.Return(ctx, func(n plan.Node) bool { return n.Ready }); err == nil {
+		t.Error("given back")
+	}
+	if n, err := agent.Read(ctx, 0); err != nil || !n.Unschedulable || n.Marker != "b1" || !n.Tainted {
+		t.Errorf("%+v, %v", n, err)
+	}
+}
+
 func TestStartUpTaintsNeedTheOptionalPatchOfThePolicy(t *testing.T) {
 	const cilium = "node.cilium.io/agent-not-ready"
 	c, _, agent := agent(t, "startup", cilium)
@@ -375,7 +392,8 @@ func TestStartUpTaintsNeedTheOptionalPatchOfThePolicy(t *testing.T) {
 	admin(t, c, "startup", map[string]any{"spec": map[string]any{"taints": []map[string]any{
 		{"key": cilium, "effect": "NoExecute"}, {"key": "example.com/stays", "effect": "NoSchedule"}}}})
 	do(t, agent.Taint(ctx, ""), agent.Cordon(ctx, "b1"))
-	err := agent.Clean(ctx)
+	fit := func(n plan.Node) bool { return n.Ready }
+	err := agent.Return(ctx, fit)
 	if err == nil || !strings.Contains(err.Error(), "only change taints with its own key") || !strings.Contains(err.Error(), "startup-taints.yaml") {
 		t.Errorf("strict: %v", err)
 	}
@@ -388,6 +406,6 @@ func TestStartUpTaintsNeedTheOptionalPatchOfThePolicy(t *testing.T) {
 	c.MustKubectl("patch", "validatingadmissionpolicy", "kured-agent-node", "--type", "json",
 		"--patch-file", root+"/packaging/kubernetes/optional/startup-taints.yaml")
 	t.Cleanup(func() { c.MustKubectl("apply", "-f", root+"/packaging/kubernetes/policy-node.yaml") })
-	c.Eventually("the policy lets the start-up taint go", 20*time.Second, func() bool { return agent.Clean(ctx) == nil })
-	same(t, "clean", taints(t, c, "startup"), `{"key":"example.com/stays","effect":"NoSchedule"}`)
+	c.Eventually("the policy lets the start-up taint go", 20*time.Second, func() bool { return agent.Return(ctx, fit) == nil })
+	same(t, "returned", taints(t, c, "startup"), `{"key":"example.com/stays","effect":"NoSchedule"}`)
 }

@@ -22,8 +22,8 @@ func init() {
 		build: func(options map[string]any, env Env) Source {
 			str := func(key string) string { return options[key].(string) }
 			return &property{
-				bus: env.Bus, service: str("name"), path: str("path"), iface: str("interface"), property: str("property"),
-				equals: options["equals"],
+				bus: env.Bus, service: str("name"), path: str("path"),
+				iface: str("interface"), property: str("property"), equals: options["equals"],
 			}
 		},
 	})
@@ -40,7 +40,8 @@ func (p *property) Name() string { return "dbus-property:" + p.iface + "." + p.p
 
 func (p *property) Run(ctx context.Context, report func(State)) error {
 	return followBus(ctx, p.bus, bus.Match{
-		Sender: p.service, Path: p.path, Interface: "org.freedesktop.DBus.Properties", Member: "PropertiesChanged", Arg0: p.iface,
+		Sender: p.service, Path: p.path,
+		Interface: "org.freedesktop.DBus.Properties", Member: "PropertiesChanged", Arg0: p.iface,
 	}, p.read, report)
 }
 
@@ -56,7 +57,8 @@ func (p *property) state(value any) (State, error) {
 	equal, ok := compare(p.equals, value)
 	switch {
 	case !ok:
-		return State{}, fmt.Errorf("comparing property %s.%s: it is a %T, not like the configured %v", p.iface, p.property, value, p.equals)
+		return State{}, fmt.Errorf("comparing property %s.%s: it is a %T, not like the configured %v",
+			p.iface, p.property, value, p.equals)
 	case !equal:
 		return State{Level: plan.NotRequired}, nil
 	}

@@ -152,7 +152,11 @@ func (s *broadcast) state() State {
 
 func (s *broadcast) reason() plan.Reason {
 	if s.argument < 0 {
-		return plan.Reason{ID: s.match.Member, Text: fmt.Sprintf("%s sent %s", s.match.Sender, s.match.Member), Kind: plan.KindFull}
+		return plan.Reason{
+			ID:   s.match.Member,
+			Text: fmt.Sprintf("%s sent %s", s.match.Sender, s.match.Member),
+			Kind: plan.KindFull,
+		}
 	}
 	return plan.Reason{
 		ID:   fmt.Sprintf("%s=%v", s.match.Member, s.equals),

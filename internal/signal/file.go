@@ -19,8 +19,12 @@ import (
 	"github.com/kured-agent/kured-agent/internal/plan"
 )
 
-// pollFile bridges what inotify can't see: a replaced symlink on the way, a mount over the directory, no inotify at all.
-const pollFile = 30 * time.Second
+const (
+	// pollFile is how often the file is read while its directory can't be watched.
+	pollFile = 30 * time.Second
+	// pollWatched bridges what a watch can't see: a replaced symlink on the way, a mount over the directory.
+	pollWatched = 5 * time.Minute
+)
 
 // levelFile is the name of the file whose content is a level, as libzypp and transactional-update write it. Any other
 // file means "required" by being there.
@@ -34,10 +38,11 @@ func init() {
 			return &file{path: path, host: filepath.Join(env.Root, path), log: env.Logger}
 		},
 		preset: func(string) []Spec {
-			return []Spec{
-				{Type: "file", Options: map[string]any{"path": "/run/reboot-required"}},
-				{Type: "file", Options: map[string]any{"path": "/run/reboot-needed"}},
+			var specs []Spec
+			for _, name := range []string{"reboot-required", levelFile} {
+				specs = append(specs, Spec{Type: "file", Options: map[string]any{"path": "/run/" + name}})
 			}
+			return specs
 		},
 	})
 }
@@ -60,30 +65,36 @@ func (f *file) Run(ctx context.Context, report func(State)) error {
 	}
 	defer w.Close()
 	d := dirWatch{w: w, dir: filepath.Dir(f.host)}
-	tick := time.NewTicker(pollFile)
-	defer tick.Stop()
+	timer := time.NewTimer(pollFile)
+	defer timer.Stop()
 	for {
-		note := ""
-		if err := d.ensure(); err != nil {
+		note, wait := "", pollFile
+		switch err := d.ensure(); {
+		case err != nil:
 			note = fmt.Sprintf("read every %v only: %v", pollFile, err)
+		case d.watched == d.dir:
+			wait = pollWatched
 		}
+		timer.Reset(wait)
 		// Read after the watch stands: a change in between is then either read or announced.
 		s := f.read()
-		s.Note = note
+		if note != "" {
+			s.Note = note
+		}
 		report(s)
-		if err := f.wait(ctx, &d, tick.C); err != nil {
+		if err := f.wait(ctx, &d, timer.C); err != nil {
 			return err
 		}
 	}
 }
 
 // wait returns when the file may have changed.
-func (f *file) wait(ctx context.Context, d *dirWatch, tick <-chan time.Time) error {
+func (f *file) wait(ctx context.Context, d *dirWatch, timer <-chan time.Time) error {
 	for {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-tick:
+		case <-timer:
 			return nil
 		case _, ok := <-d.w.Errors: // the queue overflowed: events are missing
 			if !ok {

@@ -44,7 +44,9 @@ func (h hints) poke() {
 
 // followBus reads a level that a service on the bus holds: at start, after each matching signal, on every change of the
 // connection or of the service's owner, and now and then.
-func followBus(ctx context.Context, b *bus.Bus, m bus.Match, read func(context.Context) (State, error), report func(State)) error {
+func followBus(
+	ctx context.Context, b *bus.Bus, m bus.Match, read func(context.Context) (State, error), report func(State),
+) error {
 	hint := newHints()
 	defer b.Watch(m, func(bus.Signal) { hint.poke() })()
 	defer b.OnChange(hint.poke)()

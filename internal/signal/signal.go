@@ -102,7 +102,8 @@ func Check(typ string, options map[string]any) []Problem {
 	var problems []Problem
 	for _, name := range slices.Sorted(maps.Keys(options)) {
 		if name != "type" && !slices.Contains(Keys(typ), name) {
-			problems = append(problems, Problem{name, fmt.Sprintf("unknown key for source type %q%s", typ, suggest(name, Keys(typ)))})
+			message := fmt.Sprintf("unknown key for source type %q%s", typ, suggest(name, Keys(typ)))
+			problems = append(problems, Problem{name, message})
 		}
 	}
 	for _, key := range k.keys {

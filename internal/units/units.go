@@ -126,9 +126,13 @@ func (c *Client) Hooks(ctx context.Context, target string) ([]string, error) {
 	return append(needed, wanted...), nil
 }
 
-// Failed returns the failed units that the target requires or wants, in alphabetical order.
+// Failed returns the failed units that the target requires, in alphabetical order. One that it only wants may fail.
 func (c *Client) Failed(ctx context.Context, target string) ([]string, error) {
-	hooks, err := c.Hooks(ctx, target)
+	object, err := c.object(ctx, "LoadUnit", target)
+	if err != nil {
+		return nil, err
+	}
+	needed, err := property[[]string](ctx, c, object, unit, "Requires")
 	if err != nil {
 		return nil, err
 	}
@@ -141,7 +145,7 @@ func (c *Client) Failed(ctx context.Context, target string) ([]string, error) {
 		return nil, err
 	}
 	failed = slices.DeleteFunc(failed, func(name string) bool {
-		return !slices.Contains(hooks, name)
+		return !slices.Contains(needed, name)
 	})
 	slices.Sort(failed)
 	return failed, nil
@@ -181,7 +185,8 @@ func (c *Client) Watch(name string, hint func()) {
 	first := len(c.hints) == 1
 	c.mu.Unlock()
 	c.bus.Watch(bus.Match{
-		Sender: service, Path: unitPath(name), Interface: "org.freedesktop.DBus.Properties", Member: "PropertiesChanged", Arg0: unit,
+		Sender: service, Path: unitPath(name),
+		Interface: "org.freedesktop.DBus.Properties", Member: "PropertiesChanged", Arg0: unit,
 	}, func(bus.Signal) { hint() })
 	if first {
 		c.bus.OnChange(c.resubscribe)
