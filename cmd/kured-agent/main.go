@@ -16,6 +16,7 @@ import (
 	_ "time/tzdata" // hosts without tzdata still know the zones of their windows
 
 	"github.com/spf13/cobra"
+	"k8s.io/klog/v2"
 
 	"github.com/kured-agent/kured-agent/internal/config"
 	"github.com/kured-agent/kured-agent/internal/kube"
@@ -35,6 +36,7 @@ const (
 )
 
 func main() {
+	klog.SetSlogLogger(slog.New(slog.DiscardHandler)) // client-go's own words say nothing that our errors do not
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	context.AfterFunc(ctx, stop) // a second signal ends the process at once
 	os.Exit(execute(ctx, os.Args[1:], os.Stdout, os.Stderr))
@@ -81,7 +83,7 @@ func misfit(err error) error {
 		wrong   *config.Error
 		refused *kube.RefusedError
 	)
-	if errors.As(err, &wrong) || errors.As(err, &refused) {
+	if errors.As(err, &wrong) || errors.As(err, &refused) || errors.Is(err, errNodeName) {
 		return &codeError{code: exitMisfit, err: err}
 	}
 	return err

@@ -29,8 +29,8 @@ func (n *news) report(o plan.Observed, step plan.Step) {
 		Tainted: o.Node.Tainted, Cordoned: o.Node.Unschedulable && o.Node.Marker != "",
 		SlotHolders: o.Turn.Why, Window: o.Window, Blocked: blocked, BlockedSince: n.blockedSince,
 		LastReboot: o.Record.Last, Failure: o.Record.Failure, BootUnitWorks: o.BootUnitWorks,
-		Dropped: n.p.bus.Dropped(), Requests: n.p.kube.Requests(), NodeWrites: n.p.node.Writes(),
 	}
+	n.p.count(&u)
 	if step.Wake > o.Uptime {
 		u.Until = o.Now.Add(step.Wake - o.Uptime)
 	}
@@ -50,6 +50,18 @@ func (n *news) report(o plan.Observed, step plan.Step) {
 		u.Sources = sourceStatus(n.p)
 	}
 	n.p.reporter.Update(u)
+}
+
+// count fills in what is counted as it happens, between two decisions too.
+func (p *parts) count(u *report.Update) {
+	u.Dropped, u.Requests, u.NodeWrites = p.bus.Dropped(), p.kube.Requests(), p.node.Writes()
+}
+
+// latest is the newest update with the counters of this moment.
+func (p *parts) latest() report.Update {
+	u := p.reporter.Latest()
+	p.count(&u)
+	return u
 }
 
 // blocked lists what holds the node back, and keeps since when it has been held back by anything.

@@ -70,7 +70,7 @@ func (o *options) serve(ctx context.Context, cfg *config.Config, reload <-chan o
 	// What the last words need outlives the loop: the bus to ask who stops us, the reporter to say goodbye.
 	lasting, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
-	p.reporter.Add(report.NewObject(p.bus, p.reporter.Latest))
+	p.reporter.Add(report.NewObject(p.bus, p.latest))
 	p.metrics = true // the boot unit leaves them to this process
 	if err := p.addSinks(logger); err != nil {
 		return nil, err
@@ -141,7 +141,7 @@ func (p *parts) addSinks(logger *slog.Logger) error {
 	}
 	if m := p.config.Metrics; p.metrics && (m.Listen != "" || m.Textfile != "") {
 		r.Add(report.NewMetrics(report.MetricsOptions{
-			Latest: r.Latest, Listen: m.Listen, Textfile: m.Textfile, Counters: counters, Logger: logger,
+			Latest: p.latest, Listen: m.Listen, Textfile: m.Textfile, Counters: counters, Logger: logger,
 		}))
 	}
 	return nil

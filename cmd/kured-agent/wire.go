@@ -7,7 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"strings"
+	"path/filepath"
 	"time"
 
 	"github.com/kured-agent/kured-agent/internal/agent"
@@ -29,6 +29,9 @@ import (
 
 // rebootDeadline is how long an accepted reboot may take to become a visible shutdown. logind says so at once.
 const rebootDeadline = 2 * time.Minute
+
+// errNodeName is a configuration error that only the host can tell.
+var errNodeName = errors.New("finding the name of this node (set node.name)")
 
 // parts is everything one process is made of, wired by hand.
 type parts struct {
@@ -75,7 +78,7 @@ func (o *options) wire(cfg *config.Config, w wiring, logger *slog.Logger) (*part
 		return nil, err
 	}
 	if p.name, err = kube.FindNodeName(o.root, cfg.Node.Name); err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%w: %w", errNodeName, err)
 	}
 	p.kube, err = kube.Connect(kube.Options{
 		Kubeconfig: cfg.Cluster.Kubeconfig, UserAgent: productName + "/" + version, Logger: logger,
@@ -102,7 +105,7 @@ func (p *parts) wireSources(o *options, logger *slog.Logger) error {
 			specs = append(specs, signal.Spec{Type: s.Type, Options: s.Options})
 		}
 	}
-	sources, err := signal.Build(specs, signal.Env{Bus: p.bus, Root: o.root, Runtime: o.run, Logger: logger})
+	sources, err := signal.Build(specs, signal.Env{Bus: p.bus, Root: o.root, Runtime: filepath.Join(o.root, o.run), Logger: logger})
 	if err != nil {
 		return err
 	}
@@ -206,13 +209,4 @@ func (i *identity) Prove(ctx context.Context) error {
 		return err
 	}
 	return i.p.kube.Prove(ctx, i.p.name, id)
-}
-
-// orProblems joins the problems of a proof into one line.
-func orProblems(err error) error {
-	var proof *kube.ProofError
-	if errors.As(err, &proof) {
-		return fmt.Errorf("%s", strings.Join(proof.Problems, "; "))
-	}
-	return err
 }

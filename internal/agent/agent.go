@@ -110,13 +110,14 @@ func ofTheReturn(o plan.Observed, s plan.Step) bool {
 	return false
 }
 
-// CleanUp undoes everything of ours, as a stop for good does. It gives up when ctx ends.
+// CleanUp undoes everything of ours, as a stop for good does. It gives up when ctx ends, and waits for it while a reboot
+// is under way: the taint stays then.
 func (a *Agent) CleanUp(ctx context.Context) error {
 	a.stopping = true
 	for {
 		o, step := a.round(ctx)
 		switch {
-		case step.Phase == plan.Idle && step.Action == plan.None, step.Phase == plan.Rebooting:
+		case step.Phase == plan.Idle && step.Action == plan.None:
 			return nil
 		case ctx.Err() != nil:
 			return &LeftError{Why: step.Why, Cause: ctx.Err()}

@@ -18,8 +18,8 @@ func TestNodeNameComesFromTheKubeletsConfiguration(t *testing.T) {
 		{layout: "hostname", want: "plain-host.example.com"},           // nothing else
 		{layout: "disagree", problem: `"one" in /etc/default/kubelet`}, // two answers are none
 		{layout: "disagree", configured: "two", want: "two"},           // unless a human decides
-		{layout: "badname", problem: "is no node name"},                //
-		{layout: "empty", problem: "set [node] name"},                  //
+		{layout: "badname", problem: "is no node name"},
+		{layout: "empty", problem: "set [node] name"},
 		{layout: "kubeadm", configured: "Not A Name", problem: "[node] name"},
 	} {
 		t.Run(c.layout+" "+c.configured, func(t *testing.T) {
