@@ -13,6 +13,7 @@ import (
 	"os/signal"
 	"strings"
 	"syscall"
+	"time"
 	_ "time/tzdata" // hosts without tzdata still know the zones of their windows
 
 	"github.com/spf13/cobra"
@@ -106,6 +107,7 @@ type options struct {
 	root   string // of the host's files; for tests
 	state  string
 	run    string
+	booted time.Duration // uptime at which the boot began that a test plays; zero on a real machine
 }
 
 func newRoot() *cobra.Command {
@@ -132,7 +134,8 @@ Stop it, undoing all:     systemctl disable --now kured-agent`,
 	flags.StringVar(&o.root, "root", "/", "root of the host's files")
 	flags.StringVar(&o.state, "state-dir", "/var/lib/kured-agent", "state directory, below the root")
 	flags.StringVar(&o.run, "run-dir", "/run/kured-agent", "runtime directory, below the root")
-	for _, hidden := range []string{"root", "state-dir", "run-dir"} {
+	flags.DurationVar(&o.booted, "booted", 0, "uptime at which the boot began")
+	for _, hidden := range []string{"root", "state-dir", "run-dir", "booted"} {
 		_ = flags.MarkHidden(hidden)
 	}
 	root.AddCommand(runCommand(o), bootCommand(o), statusCommand(), planCommand(o), checkCommand(o), requestCommand(),

@@ -38,6 +38,7 @@ type parts struct {
 	config   *config.Config
 	host     host.Host
 	boot     string
+	uptime   func() time.Duration
 	name     string // of the Node
 	bus      *bus.Bus
 	kube     *kube.Client
@@ -73,6 +74,7 @@ type wiring struct {
 // wire builds the parts. It opens no connection.
 func (o *options) wire(cfg *config.Config, w wiring, logger *slog.Logger) (*parts, error) {
 	p := &parts{config: cfg, host: o.host(), wake: make(chan struct{}, 1)}
+	p.uptime = func() time.Duration { return host.Uptime() - o.booted }
 	var err error
 	if p.boot, err = p.host.BootID(); err != nil {
 		return nil, err
@@ -109,8 +111,13 @@ func (p *parts) wireSources(o *options, logger *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	record, _ := p.host.ReadRecord() // one that can't be read seeds nothing; the loop tells about it
-	p.sources = signal.NewSet(sources, record.Reasons, sourceSettle, logger)
+	// What was required in another boot says nothing about this one. A record that can't be read seeds nothing; the loop
+	// tells about it.
+	var seed []plan.Reason
+	if record, err := p.host.ReadRecord(); err == nil && record.Boot == p.boot {
+		seed = record.Reasons
+	}
+	p.sources = signal.NewSet(sources, seed, sourceSettle, logger)
 	return nil
 }
 
@@ -124,7 +131,7 @@ func (p *parts) wireAgent(w wiring, logger *slog.Logger) {
 	})
 	drainer := drain.New(p.kube.Core(), drain.Options{
 		Node: p.name, Skip: cfg.Drain.Skip, GracePeriod: cfg.Drain.GracePeriod, UnmanagedPods: cfg.Drain.UnmanagedPods,
-		Uptime: host.Uptime,
+		Uptime: p.uptime,
 	})
 	p.reporter = report.New(p.name, version)
 	login, systemd := logind.New(p.bus), units.New(p.bus)
@@ -137,7 +144,7 @@ func (p *parts) wireAgent(w wiring, logger *slog.Logger) {
 			slot.Options{Namespace: kube.DefaultNamespace, Node: p.name})},
 		Drainer: drainer, Gates: gate.New(gateOptions(p)), Ready: gate.NewReady(p.kube.Core(), p.name, cfg.Boot.ReadyPods), Logind: loginManager{login}, Units: systemManager{systemd, w.bootUnit, new(string)},
 		Host: recorder{p.host, w.dry}, Identity: &identity{p: p},
-		Boot: p.boot, Now: time.Now, Uptime: host.Uptime, Logger: logger,
+		Boot: p.boot, Now: time.Now, Uptime: p.uptime, Logger: logger,
 		Window:  func(t time.Time) plan.Window { return window.At(cfg.Windows, t) },
 		Changed: p.wake, Report: (&news{p: p}).report,
 	})

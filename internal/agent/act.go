@@ -100,6 +100,7 @@ func (a *Agent) verified(ctx context.Context, o plan.Observed, do func() error) 
 // taint writes down that the Node may carry something of ours before it does.
 func (a *Agent) taint(ctx context.Context, o plan.Observed) error {
 	record := o.Record
+	a.searched = a.searched || !record.Marked // nothing was marked, so no slot was taken
 	record.Boot, record.NodeUID, record.Marked, record.Reasons = o.Boot, o.Node.UID, true, o.Reasons
 	if err := a.Host.WriteRecord(record); err != nil {
 		return err
@@ -175,7 +176,7 @@ func (a *Agent) release(ctx context.Context, o plan.Observed) error {
 	if err := a.Slots.Release(ctx, o.Slot.Name, o.Slot.UID); err != nil {
 		return err
 	}
-	a.lostSlot = false
+	a.lostSlot, a.searched = false, true
 	a.turn = plan.Turn{}
 	record := o.Record
 	record.Slot = nil

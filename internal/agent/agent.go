@@ -46,6 +46,7 @@ type Options struct {
 type Agent struct {
 	Options
 	stopping bool
+	began    time.Duration // uptime at New
 
 	turn     plan.Turn
 	fitSince time.Duration // uptime since which the boot has been healthy; zero: it is not
@@ -63,7 +64,7 @@ type Agent struct {
 }
 
 // New makes an agent that has not looked yet.
-func New(o Options) *Agent { return &Agent{Options: o} }
+func New(o Options) *Agent { return &Agent{Options: o, began: o.Uptime()} }
 
 // Run works until ctx ends. What the end means for the Node is Leave's business.
 func (a *Agent) Run(ctx context.Context) {
@@ -237,7 +238,7 @@ func (a *Agent) pause(o plan.Observed, step plan.Step) time.Duration {
 		}
 	}
 	at(step.Wake)
-	if poll := pollEvery(o, step); poll > 0 {
+	if poll := pollEvery(o, step, o.Uptime-a.began); poll > 0 {
 		at(o.Uptime + jitter(poll))
 	}
 	at(a.stalled(o.Uptime).until)
@@ -247,8 +248,9 @@ func (a *Agent) pause(o plan.Observed, step plan.Step) time.Duration {
 	return pause
 }
 
-// pollEvery is the longest pause for what no signal tells: an annotation, a gate, a kubelet that comes up.
-func pollEvery(o plan.Observed, step plan.Step) time.Duration {
+// pollEvery is the longest pause for what no signal tells: an annotation, a gate, a kubelet that comes up. age is the
+// loop's own.
+func pollEvery(o plan.Observed, step plan.Step, age time.Duration) time.Duration {
 	switch step.Phase {
 	case plan.Idle, plan.WaitingTurn, plan.Draining, plan.Unreachable:
 		return 0
@@ -256,9 +258,9 @@ func pollEvery(o plan.Observed, step plan.Step) time.Duration {
 		switch {
 		case o.BootUnitWorks:
 			return 10 * time.Second
-		case o.Uptime < time.Minute:
-			return time.Second / 2
-		case o.Uptime < 15*time.Minute:
+		case age < time.Minute:
+			return 700 * time.Millisecond
+		case age < 15*time.Minute:
 			return 3 * time.Second
 		}
 		return 30 * time.Second

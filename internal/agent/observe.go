@@ -15,6 +15,8 @@ const (
 	freshAge = 10 * time.Second
 	// nodeAge bounds it while the node only waits: a hold annotation or a foreign change is seen after that time at the latest.
 	nodeAge = 5 * time.Minute
+	// bootAge bounds it while the kubelet of a new boot is waited for: a hint of the bus is no reason to ask twice.
+	bootAge = 300 * time.Millisecond
 	// heldAge bounds it while a mark on the Node holds it back: somebody waits for its removal to be seen.
 	heldAge = 30 * time.Second
 )
@@ -41,7 +43,7 @@ func (a *Agent) observe(ctx context.Context) plan.Observed {
 }
 
 // active says that the agent means to reboot or is about to undo something: an idle agent asks nobody anything.
-func active(o plan.Observed) bool { return o.Need != plan.NotRequired || o.Record.Marked }
+func active(o plan.Observed) bool { return o.Need == plan.Required || o.Record.Marked }
 
 func (a *Agent) observeHost(ctx context.Context, o *plan.Observed) {
 	if !active(*o) {
@@ -135,8 +137,10 @@ func (a *Agent) maxAge(o plan.Observed) time.Duration {
 	switch {
 	case o.Record.Slot != nil && !fromOtherBoot(o):
 		return freshAge
-	case fromOtherBoot(o) && a.fitSince == 0, a.stopping:
+	case a.stopping:
 		return 0
+	case fromOtherBoot(o) && a.fitSince == 0:
+		return bootAge
 	case a.heldBack:
 		return heldAge
 	}

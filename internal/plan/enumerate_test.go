@@ -17,6 +17,9 @@ func each(visit func(facts)) {
 				if f.backingOff && !f.barred || asked == askedOverdue && !f.trouble {
 					return // the back-off is a bar; an overdue reboot is a trouble
 				}
+				if api == APIUnneeded && f.trouble && !f.unsettled {
+					return // a trouble that no answer tells of is one of the record
+				}
 				for _, f.need = range []Level{NotRequired, Required, Unknown} {
 					for _, f.health = range []health{sick, settling, fit} {
 						eachNode(f, visit)

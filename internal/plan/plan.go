@@ -326,7 +326,7 @@ type facts struct {
 
 // unasked says that the API server was not asked although there is something to do with it.
 func (f facts) unasked() bool {
-	return f.api == APIUnneeded && !(f.returning && f.bootUnit) && (f.need != NotRequired || f.unsettled || f.returning)
+	return f.api == APIUnneeded && !(f.returning && f.bootUnit) && (f.need == Required || f.unsettled || f.returning)
 }
 
 func (f facts) dirty() bool { return f.tainted || f.marker }

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/kured-agent/kured-agent/internal/bus/bustest"
+	"github.com/kured-agent/kured-agent/internal/host"
 	"github.com/kured-agent/kured-agent/internal/report"
 	"github.com/kured-agent/kured-agent/test/cluster"
 )
@@ -55,11 +56,12 @@ type Machine struct {
 	Login   *bustest.FakeLogin1
 	Systemd *bustest.FakeSystemd1
 
-	bin   string
-	boot  int
-	mu    sync.Mutex
-	log   bytes.Buffer
-	agent *process
+	booted time.Duration // uptime of this host
+	bin    string
+	boot   int
+	mu     sync.Mutex
+	log    bytes.Buffer
+	agent  *process
 }
 
 // Options change a machine from the usual.
@@ -165,6 +167,7 @@ func (m *Machine) Unrequire() {
 
 func (m *Machine) nextBoot() string {
 	m.boot++
+	m.booted = host.Uptime() - 10*time.Second
 	id := fmt.Sprintf("%08x-0000-4000-8000-%012x", m.boot, time.Now().UnixNano()&0xffffffffffff)
 	m.Write("/proc/sys/kernel/random/boot_id", id+"\n", 0o644)
 	return id
@@ -178,7 +181,7 @@ type process struct {
 
 func (m *Machine) spawn(args ...string) *process {
 	m.t.Helper()
-	cmd := exec.Command(m.bin, append([]string{"--root", m.Root, "--config", m.Path("/etc/kured/config.toml"), "--debug"}, args...)...)
+	cmd := exec.Command(m.bin, append([]string{"--root", m.Root, "--config", m.Path("/etc/kured/config.toml"), "--booted", m.booted.String(), "--debug"}, args...)...)
 	cmd.Env = append(os.Environ(), "DBUS_SYSTEM_BUS_ADDRESS="+m.Bus.Address)
 	cmd.Stdout, cmd.Stderr = (*logWriter)(m), (*logWriter)(m)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -261,7 +264,7 @@ func (m *Machine) Command(args ...string) (output string, code int) {
 	m.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, m.bin, append([]string{"--root", m.Root, "--config", m.Path("/etc/kured/config.toml")}, args...)...)
+	cmd := exec.CommandContext(ctx, m.bin, append([]string{"--root", m.Root, "--config", m.Path("/etc/kured/config.toml"), "--booted", m.booted.String()}, args...)...)
 	cmd.Env = append(os.Environ(), "DBUS_SYSTEM_BUS_ADDRESS="+m.Bus.Address)
 	out, _ := cmd.CombinedOutput()
 	return string(out), cmd.ProcessState.ExitCode()
