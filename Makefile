@@ -20,7 +20,7 @@ test-unit: ## the first part: no API server
 
 test-integration: ## the second part: a real API server, built once from Go modules (7 minutes the first time)
 	test/controlplane/build.sh
-	go test -tags integration ./internal/... ./test/cluster/...
+	go test -tags integration ./internal/... ./test/cluster ./test/agent
 
 lint: ## golangci-lint, pinned
 	$(GOLANGCI) run ./...
@@ -32,7 +32,7 @@ e2e: ## packages on booted Debian machines that really reboot (root; installs De
 	test/machines/install-deps.sh
 	test/controlplane/build.sh
 	VERSION=$(VERSION) packaging/build.sh amd64 deb
-	go test -tags e2e -timeout 60m -count 1 -v ./test/e2e
+	go test -tags e2e -p 1 -timeout 60m -count 1 -v ./test/machines ./test/e2e
 
 demo: ## the main job on three machines, told line by line (root; installs Debian packages, and says so)
 	test/machines/install-deps.sh

@@ -163,8 +163,8 @@ func (a *Agent) reboot(ctx context.Context, o plan.Observed) error {
 	err := a.Logind.Reboot(ctx)
 	var refusal Refusal
 	if err == nil || errors.As(err, &refusal) && refusal.MayGoDown() {
-		if err != nil {
-			a.Logger.Warn("asking logind: the reboot may be under way all the same", "err", err)
+		if err != nil { // the shutdown may have ended the bus, or us, before the answer
+			a.Logger.Info("logind's answer did not arrive or says that a shutdown is under way; waiting for it", "err", err)
 		}
 		return nil
 	}

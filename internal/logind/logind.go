@@ -58,8 +58,10 @@ const (
 )
 
 var classNames = [...]string{
-	"refused", "held by an inhibitor", "not authorized by polkit", "access denied", "logind unavailable",
-	"a shutdown is under way", "no answer",
+	"refused", "held by an inhibitor",
+	"not authorized by polkit (is its rule 50-kured-agent.rules installed?)",
+	"access denied (is polkit installed? without it see the example no-polkit.conf)",
+	"logind unavailable", "a shutdown is under way", "no answer",
 }
 
 func (c Class) String() string { return classNames[c] }

@@ -51,7 +51,7 @@ type Object struct {
 // NewObject exports the object on every connection of the bus.
 func NewObject(bus server, latest func() Update) *Object {
 	o := &Object{latest: latest, wake: newMailbox[struct{}]()}
-	bus.Serve("", o.export)
+	bus.Serve(BusName, o.export) // also where no source of the configuration takes requests
 	return o
 }
 
