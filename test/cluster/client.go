@@ -251,3 +251,34 @@ func (c *Cluster) asAgent(node, method, path string, body any) error {
 	}
 	return do(context.Background(), c.http, header, method, c.URL()+path, body, nil)
 }
+
+// Watch reports every object of a list path ("/api/v1/nodes") now and every change of one, in order and one at a time,
+// until ctx ends or the API server goes away. The type is ADDED, MODIFIED or DELETED. It returns when the watch stands.
+func (c *Cluster) Watch(ctx context.Context, path string, take func(kind string, object json.RawMessage)) {
+	c.t.Helper()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, c.URL()+path+"?watch=true", nil)
+	if err != nil {
+		c.t.Fatalf("watching %s: %v", path, err)
+	}
+	response, err := c.http.Do(request)
+	if err != nil {
+		c.t.Fatalf("watching %s: %v", path, err)
+	}
+	if response.StatusCode != http.StatusOK {
+		c.t.Fatalf("watching %s: %s", path, response.Status)
+	}
+	go func() {
+		defer response.Body.Close()
+		events := json.NewDecoder(response.Body)
+		for {
+			var event struct {
+				Type   string
+				Object json.RawMessage
+			}
+			if events.Decode(&event) != nil || ctx.Err() != nil {
+				return
+			}
+			take(event.Type, event.Object)
+		}
+	}()
+}

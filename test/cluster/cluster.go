@@ -64,9 +64,9 @@ type control struct {
 	admin   pair
 	http    *http.Client
 
-	mu        sync.Mutex
-	apiserver *process
-	audit     auditLog
+	mu    sync.Mutex
+	parts map[string]*process
+	audit auditLog
 }
 
 const (
@@ -87,7 +87,8 @@ var workloadControllers = []string{
 // It ends with t.
 func Start(t TB, o Options) *Cluster {
 	t.Helper()
-	c := &Cluster{t: t, control: &control{options: o, dir: t.TempDir()}}
+	c := &Cluster{t: t, control: &control{options: o, dir: t.TempDir(), parts: map[string]*process{}}}
+	t.Cleanup(c.stop)
 	if err := c.start(); err != nil {
 		t.Fatalf("starting the test control plane: %v", err)
 	}
@@ -119,13 +120,17 @@ func (c *Cluster) start() (err error) {
 	if err := c.startAPIServer(); err != nil {
 		return err
 	}
-	c.t.Cleanup(func() { c.running().stop(0) })
 	if !c.options.NoManifests {
 		if err := c.applyManifests(); err != nil {
 			return err
 		}
 	}
-	if c.options.ControllerManager || c.options.Workloads {
+	return c.startClients()
+}
+
+// startClients starts the parts that talk to the API server, or starts them again.
+func (c *Cluster) startClients() error {
+	if c.hasControllers() {
 		if err := c.startControllerManager(); err != nil {
 			return err
 		}
@@ -135,6 +140,8 @@ func (c *Cluster) start() (err error) {
 	}
 	return nil
 }
+
+func (c *Cluster) hasControllers() bool { return c.options.ControllerManager || c.options.Workloads }
 
 func (c *Cluster) path(elements ...string) string {
 	return filepath.Join(append([]string{c.dir}, elements...)...)
@@ -229,9 +236,6 @@ func (c *Cluster) startAPIServer() error {
 	if err != nil {
 		return err
 	}
-	c.mu.Lock()
-	c.apiserver = p
-	c.mu.Unlock()
 	return c.waitReady(p)
 }
 
@@ -276,38 +280,58 @@ leaderElection: {leaderElect: false}
 	return err
 }
 
-// launch starts one part; it ends with the test.
+// launch starts one part, in place of an earlier process of it.
 func (c *Cluster) launch(part string, args ...string) (*process, error) {
-	p, err := start(part, c.dir, c.path("logs", part+".log"), append([]string{c.binary, part}, args...)...)
-	if err == nil && part != "kube-apiserver" { // that one is replaced over time
-		c.t.Cleanup(func() { p.stop(0) })
+	if before := c.part(part); before != nil {
+		before.stop(0)
 	}
-	return p, err
+	p, err := start(part, c.dir, c.path("logs", part+".log"), append([]string{c.binary, part}, args...)...)
+	if err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	c.parts[part] = p
+	c.mu.Unlock()
+	return p, nil
 }
 
-func (c *Cluster) running() *process {
+func (c *Cluster) stop() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.apiserver
+	for _, p := range c.parts {
+		p.stop(0)
+	}
 }
 
+func (c *Cluster) part(name string) *process {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.parts[name]
+}
+
+func (c *Cluster) apiServer() *process { return c.part("kube-apiserver") }
+
 // StopAPIServer ends the API server in order; StartAPIServer brings it back on the same address.
-func (c *Cluster) StopAPIServer() { c.running().stop(5 * time.Second) }
+func (c *Cluster) StopAPIServer() { c.apiServer().stop(5 * time.Second) }
 
 // KillAPIServer ends the API server at once, with every connection.
-func (c *Cluster) KillAPIServer() { c.running().stop(0) }
+func (c *Cluster) KillAPIServer() { c.apiServer().stop(0) }
 
 // PauseAPIServer makes the API server accept connections and answer nothing.
-func (c *Cluster) PauseAPIServer() { c.running().signal(syscall.SIGSTOP) }
+func (c *Cluster) PauseAPIServer() { c.apiServer().signal(syscall.SIGSTOP) }
 
 // ResumeAPIServer undoes PauseAPIServer.
-func (c *Cluster) ResumeAPIServer() { c.running().signal(syscall.SIGCONT) }
+func (c *Cluster) ResumeAPIServer() { c.apiServer().signal(syscall.SIGCONT) }
 
-// StartAPIServer starts the API server again and returns when it is ready.
+// StartAPIServer starts the API server again and returns when it is ready. Controller manager and scheduler start again
+// too: after an outage they would wait up to half a minute before they look.
 func (c *Cluster) StartAPIServer() {
 	c.t.Helper()
 	if err := c.startAPIServer(); err != nil {
 		c.t.Fatalf("starting the API server again: %v", err)
+	}
+	if err := c.startClients(); err != nil {
+		c.t.Fatalf("starting the controllers again: %v", err)
 	}
 }
 

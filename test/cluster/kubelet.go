@@ -164,7 +164,7 @@ func (k *Kubelet) Stop() {
 // waitReady returns when the Node looks like one that works.
 func (k *Kubelet) waitReady() {
 	k.c.t.Helper()
-	if !k.c.options.ControllerManager && !k.c.options.Workloads {
+	if !k.c.hasControllers() {
 		k.c.removeNotReady(k.name) // nobody else would
 	}
 	k.c.Eventually("node "+k.name+" without its not-ready taint", 30*time.Second, func() bool {

@@ -181,7 +181,7 @@ func (c *Cluster) PDB(name string, selector map[string]string, minAvailable int)
 		"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": map[string]any{"name": name},
 		"spec": map[string]any{"minAvailable": minAvailable, "selector": map[string]any{"matchLabels": selector}},
 	}, nil)
-	if !c.options.ControllerManager && !c.options.Workloads {
+	if !c.hasControllers() {
 		return
 	}
 	c.Eventually("budget "+name+" counted", 30*time.Second, func() bool {

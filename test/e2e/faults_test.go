@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+//go:build e2e
+
+package e2e
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kured-agent/kured-agent/test/cluster"
+)
+
+// slowPreReboot hangs a check before the reboot that waits for a file.
+const slowPreReboot = `[Unit]
+Requires=gate.service
+After=gate.service
+`
+
+const gateService = `[Unit]
+Description=waits for /run/gate
+[Service]
+Type=oneshot
+ExecStart=/bin/sh -c 'while [ ! -e /run/gate ]; do sleep 0.1; done'
+TimeoutStartSec=infinity
+`
+
+func TestAnAgentKilledInAnyPhaseFinishesTheCycleWithOneReboot(t *testing.T) {
+	phases := []struct {
+		phase string
+		hold  func(n *node) // makes the agent stay in the phase
+		free  func(n *node)
+	}{
+		{
+			"WaitingTurn",
+			func(n *node) { n.s.holdSlot() },
+			func(n *node) { n.s.c.MustKubectl("-n", "kured-agent", "delete", "lease", "slot-default-0") },
+		},
+		{
+			"Draining",
+			func(n *node) {
+				n.kubelet.SetPodDelete(-1)
+				n.s.c.Pod(n.Name(), n.Name(), cluster.PodOptions{Owner: "ReplicaSet"})
+				n.s.c.WaitRunning(n.Name())
+			},
+			func(n *node) {
+				n.kubelet.SetPodDelete(0)
+				n.s.c.MustKubectl("delete", "pod", n.Name(), "--force", "--grace-period=0")
+			},
+		},
+		{
+			"Preparing",
+			func(n *node) {
+				n.Write("/etc/systemd/system/gate.service", gateService, 0o644)
+				n.Write("/etc/systemd/system/kured-agent-pre-reboot.target.d/gate.conf", slowPreReboot, 0o644)
+				n.MustRun("systemctl", "daemon-reload")
+			},
+			func(n *node) { n.Write("/run/gate", "", 0o644) },
+		},
+		{
+			"WaitingInhibitor",
+			func(n *node) { n.inhibit() },
+			func(n *node) { n.MustRun("systemctl", "stop", "inhibitor") },
+		},
+	}
+	for _, p := range phases {
+		t.Run(p.phase, func(t *testing.T) {
+			s := newScene(t)
+			n := s.node("kill-"+strings.ToLower(p.phase)[:8], debian13, quick).enable()
+			p.hold(n)
+			n.requireByFile("linux-image")
+			n.waitPhase(p.phase)
+			n.killAgent()
+			n.waitPhase(p.phase)
+			if !n.tainted() {
+				t.Error("the taint is gone after the restart")
+			}
+			n.mustHaveBoots(1)
+			p.free(n)
+			n.waitReturned(2)
+			n.mustHaveBoots(2)
+		})
+	}
+}
+
+func TestAgentAndBootUnitKilledInTheReturnFinishIt(t *testing.T) {
+	s := newScene(t)
+	n := s.node("kill-return", debian13, "[boot]\nsettle = \"5s\"\n").enable()
+	n.requireByFile("linux-image")
+	n.eventually("the boot unit is at work", cycleBound, func() bool {
+		return len(n.Boots()) == 2 && n.UnitProperty("kured-agent-boot.service", "ActiveState") == "activating"
+	})
+	n.MustExec("systemctl", "kill", "--signal=KILL", "kured-agent.service", "kured-agent-boot.service")
+	if !n.tainted() || !n.cordoned() || len(n.slots()) != 1 {
+		t.Errorf("before the boot has settled: on the node %v, slots %v", ours(n.node()), n.slots())
+	}
+	n.waitReturned(2)
+	n.mustHaveBoots(2)
+}
+
+func TestAnAgentKilledAllTheTimeFinishesTheCycleWithOneReboot(t *testing.T) {
+	s := newScene(t)
+	n := s.node("kill-always", debian12, quick)
+	// Restarted at once: the test is about resuming, not about waiting.
+	n.Write("/etc/systemd/system/kured-agent.service.d/quick.conf", "[Service]\nRestartSec=100ms\n", 0o644)
+	n.Write("/etc/systemd/system/kured-agent-boot.service.d/quick.conf", "[Service]\nRestartSec=100ms\nRestart=always\n", 0o644)
+	n.MustRun("systemctl", "daemon-reload")
+	n.enable()
+	s.c.Pod(n.Name(), "kill-always", cluster.PodOptions{Owner: "ReplicaSet"})
+	s.c.WaitRunning("kill-always")
+	n.requireByFile("linux-image")
+	kills := 0
+	for deadline := time.Now().Add(cycleBound); time.Now().Before(deadline); kills++ {
+		if len(n.Boots()) == 2 && len(ours(s.c.NodeOrNil(n.Name()))) == 0 {
+			break
+		}
+		// Ever longer lives: each kill falls a little later than the one before, over all of the cycle.
+		time.Sleep(time.Duration(100+kills*25) * time.Millisecond)
+		_, _ = n.Exec("systemctl", "kill", "--signal=KILL", "kured-agent.service", "kured-agent-boot.service")
+	}
+	t.Logf("%d kills", kills)
+	n.waitReturned(2)
+	n.mustHaveBoots(2)
+}
+
+// inhibit holds a block lock on shutdown.
+func (n *node) inhibit() {
+	n.s.Helper()
+	n.MustExec("systemd-run", "--quiet", "--unit=inhibitor", "systemd-inhibit", "--what=shutdown", "--mode=block",
+		"--who=packager", "--why=installing", "sleep", "infinity")
+	n.eventually("the inhibitor is listed", 10*time.Second, func() bool {
+		out, _ := n.Exec("busctl", "call", "org.freedesktop.login1", "/org/freedesktop/login1",
+			"org.freedesktop.login1.Manager", "ListInhibitors")
+		return strings.Contains(out, "packager")
+	})
+}
+
+// holdSlot gives the only slot to a node that does nothing.
+func (s *scene) holdSlot() {
+	s.Helper()
+	other := s.c.NewKubelet("holder", cluster.KubeletOptions{})
+	s.Cleanup(func() { _, _ = s.c.Kubectl("delete", "node", other.Name(), "--wait=false") })
+	s.c.Apply(fmt.Sprintf(`apiVersion: coordination.k8s.io/v1
+kind: Lease
+metadata:
+  name: slot-default-0
+  namespace: kured-agent
+  labels: {kured-agent/pool: default}
+  ownerReferences: [{apiVersion: v1, kind: Node, name: holder, uid: %s}]
+spec: {holderIdentity: holder}
+`, s.c.Node("holder").UID))
+}
+
+func TestABlockInhibitorIsWaitedForAndNamed(t *testing.T) {
+	for _, suite := range []string{debian12, debian13} { // on 257 logind refuses root too, on 252 only others
+		t.Run(suite, func(t *testing.T) {
+			s := newScene(t)
+			n := s.node("inhibit-"+suite[:4], suite, quick).enable()
+			n.inhibit()
+			n.requireByFile("linux-image")
+			n.waitPhase("WaitingInhibitor")
+			if why := n.Property("Why"); !strings.Contains(why, "packager") {
+				t.Errorf("why is %q, want the inhibitor's name", why)
+			}
+			n.mustHaveBoots(1)
+			n.MustRun("systemctl", "stop", "inhibitor")
+			n.waitReturned(2)
+		})
+	}
+}
+
+func TestARefusedRebootIsRolledBackAndSaid(t *testing.T) {
+	s := newScene(t)
+	n := s.node("refused", debian13, quick)
+	n.MustExec("rm", "/usr/share/polkit-1/rules.d/50-kured-agent.rules")
+	n.MustRun("systemctl", "try-restart", "polkit.service")
+	n.enable()
+	n.requireByFile("linux-image")
+	n.eventually("the refusal is said", cycleBound, func() bool { return n.Property("Failure") != "" })
+	t.Logf("failure: %s", n.Property("Failure"))
+	n.eventually("cordon and slot are gone, the taint stays", 30*time.Second, func() bool {
+		return !n.cordoned() && len(n.slots()) == 0 && n.tainted()
+	})
+	n.mustHaveBoots(1)
+	if !strings.Contains(n.Property("Failure"), "polkit") {
+		t.Errorf("the failure does not name the way out: %q", n.Property("Failure"))
+	}
+}
+
+func TestTheBootUnitWaitsForAnAPIServerThatIsAway(t *testing.T) {
+	s := newScene(t)
+	n := s.node("apiaway", debian12, quick).enable()
+	n.requireByFile("linux-image")
+	n.eventually("the second boot begins", cycleBound, func() bool { return len(n.Boots()) == 2 })
+	s.c.KillAPIServer()
+	n.WaitBoot(2)
+	for range 20 {
+		time.Sleep(500 * time.Millisecond)
+		if state := n.UnitProperty("kured-agent-boot.service", "ActiveState"); state != "activating" {
+			t.Fatalf("the boot unit is %q while the API server is away", state)
+		}
+	}
+	s.c.StartAPIServer()
+	n.waitReturned(2)
+	if result := n.UnitProperty("kured-agent-boot.service", "Result"); result != "success" {
+		t.Errorf("the boot unit's result is %q", result)
+	}
+	if out, _ := n.Exec("systemctl", "--failed", "--plain", "--no-legend"); strings.Contains(out, "kured") {
+		t.Errorf("failed units: %s", out)
+	}
+	n.mustHaveBoots(2)
+}
+
+func TestAPowerCutInTheDrainIsCleanedUpByTheNextBoot(t *testing.T) {
+	s := newScene(t)
+	n := s.node("powercut", debian12, quick).enable()
+	n.kubelet.SetPodDelete(-1)
+	s.c.Pod(n.Name(), "powercut", cluster.PodOptions{Owner: "ReplicaSet"})
+	s.c.WaitRunning("powercut")
+	n.requireByFile("linux-image")
+	n.waitPhase("Draining")
+	n.Crash()
+	n.Start()
+	n.waitReturned(2)
+}
+
+func TestTheAPIServerMayGoAwayAtAnyPhase(t *testing.T) {
+	s := newScene(t)
+	n := s.node("flicker", debian12, quick).enable()
+	s.c.Pod(n.Name(), "flicker", cluster.PodOptions{Owner: "ReplicaSet"})
+	s.c.WaitRunning("flicker")
+	n.kubelet.SetPodDelete(3 * time.Second)
+	s.c.KillAPIServer()
+	n.requireByFile("linux-image")
+	n.waitPhase("Unreachable")
+	s.c.StartAPIServer()
+	n.waitPhase("Draining")
+	s.c.PauseAPIServer()
+	time.Sleep(3 * time.Second)
+	n.mustHaveBoots(1)
+	s.c.ResumeAPIServer()
+	n.waitReturned(2)
+	n.mustHaveBoots(2)
+}

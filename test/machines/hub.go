@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package machines
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kured-agent/kured-agent/test/cluster"
+)
+
+// HubAddress is the address in the hub that every machine reaches, where Cluster.ListenIn puts the API server.
+const HubAddress = "10.88.0.1"
+
+// Hub is the network of some machines: a namespace with a bridge and no way out.
+type Hub struct {
+	t        cluster.TB
+	name     string // of the network namespace and of the cgroup
+	dir      string
+	cgroup   string
+	scripts  string
+	machines int
+}
+
+const statePrefix = "kured-agent-machines-"
+
+// NewHub makes an empty network. It and its machines end with t.
+func NewHub(t cluster.TB) *Hub {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Fatalf("booting machines needs root")
+	}
+	for _, program := range []string{"systemd-nspawn", "mmdebstrap", "ip", "unshare", "nsenter"} {
+		if _, err := exec.LookPath(program); err != nil {
+			t.Fatalf("%v: run test/machines/install-deps.sh", err)
+		}
+	}
+	clearLeftovers(t)
+	root, err := cluster.ModuleRoot()
+	if err != nil {
+		t.Fatalf("%v", err)
+	}
+	h := &Hub{t: t, name: fmt.Sprintf("ka%d", time.Now().UnixNano()/1e6%1e9), scripts: filepath.Join(root, "test", "machines")}
+	h.dir = filepath.Join(os.TempDir(), statePrefix+h.name)
+	if h.cgroup, err = cgroupRoot(); err != nil {
+		t.Fatalf("%v", err)
+	}
+	h.cgroup = filepath.Join(h.cgroup, h.name)
+	lock, err := h.claim()
+	if err != nil {
+		t.Fatalf("making the state folder of the machines: %v", err)
+	}
+	t.Cleanup(func() {
+		remove(h.name, h.dir)
+		_ = lock.Close()
+	})
+	for _, command := range []string{
+		"ip netns add HUB",
+		"ip -n HUB link set lo up",
+		"ip -n HUB link add br0 type bridge forward_delay 0 stp_state 0",
+		"ip -n HUB addr add " + HubAddress + "/24 dev br0",
+		"ip -n HUB link set br0 up",
+	} {
+		h.must(command)
+	}
+	return h
+}
+
+// NetNS is the name of the hub's network namespace, for Cluster.ListenIn.
+func (h *Hub) NetNS() string { return h.name }
+
+// Rootfs builds the root file system of a Debian suite, or finds it in the cache, and returns its path.
+func (h *Hub) Rootfs(suite string) string {
+	h.t.Helper()
+	build := exec.Command(filepath.Join(h.scripts, "rootfs.sh"), suite)
+	build.Stderr = os.Stderr
+	out, err := build.Output()
+	if err != nil {
+		h.t.Fatalf("building a Debian root (%s): %v", suite, err)
+	}
+	return strings.TrimSpace(string(out))
+}
+
+// claim makes the state folder with a lock that says this program lives.
+func (h *Hub) claim() (*os.File, error) {
+	if err := os.MkdirAll(h.dir, 0o755); err != nil {
+		return nil, err
+	}
+	if err := os.Mkdir(h.cgroup, 0o755); err != nil {
+		return nil, err
+	}
+	lock, err := os.OpenFile(filepath.Join(h.dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	return lock, unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+}
+
+// must runs one command without quoting in it; HUB stands for the namespace.
+func (h *Hub) must(command string) {
+	h.t.Helper()
+	words := strings.Fields(strings.ReplaceAll(command, "HUB", h.name))
+	if out, err := exec.Command(words[0], words[1:]...).CombinedOutput(); err != nil {
+		h.t.Fatalf("%s: %v: %s", strings.Join(words, " "), err, out)
+	}
+}
+
+// clearLeftovers removes what killed tests left: state folders whose lock nobody holds.
+func clearLeftovers(t cluster.TB) {
+	folders, _ := filepath.Glob(filepath.Join(os.TempDir(), statePrefix+"*"))
+	for _, dir := range folders {
+		lock, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_RDWR, 0)
+		if err != nil {
+			continue
+		}
+		if unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil {
+			t.Logf("clearing away the machines of a test that was killed: %s", dir)
+			remove(strings.TrimPrefix(filepath.Base(dir), statePrefix), dir)
+		}
+		_ = lock.Close()
+	}
+}
+
+// remove ends and clears away everything of one hub.
+func remove(name, dir string) {
+	if root, err := cgroupRoot(); err == nil {
+		killCgroup(filepath.Join(root, name))
+	}
+	namespaces, _ := filepath.Glob("/run/netns/" + name + "*")
+	for _, path := range namespaces {
+		_ = exec.Command("ip", "netns", "del", filepath.Base(path)).Run()
+	}
+	_ = os.RemoveAll(dir)
+}
+
+// cgroupRoot is where the cgroup 2 hierarchy is mounted: alone, or beside the legacy ones.
+func cgroupRoot() (string, error) {
+	for _, root := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/unified"} {
+		if _, err := os.Stat(filepath.Join(root, "cgroup.controllers")); err == nil {
+			return root, nil
+		}
+	}
+	return "", errors.New("finding the cgroup 2 hierarchy: it is mounted neither on /sys/fs/cgroup nor on /sys/fs/cgroup/unified")
+}
+
+// killCgroup kills every process below the cgroup at once and removes it.
+func killCgroup(path string) {
+	if err := os.WriteFile(filepath.Join(path, "cgroup.kill"), []byte("1"), 0); err != nil {
+		return // there is none
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	for ctx.Err() == nil {
+		events, _ := os.ReadFile(filepath.Join(path, "cgroup.events"))
+		if !strings.Contains(string(events), "populated 1") {
+			break
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	removeCgroup(path)
+}
+
+func removeCgroup(path string) {
+	var folders []string
+	_ = filepath.WalkDir(path, func(path string, entry fs.DirEntry, err error) error {
+		if err == nil && entry.IsDir() {
+			folders = append(folders, path)
+		}
+		return nil
+	})
+	for i := len(folders) - 1; i >= 0; i-- { // the deepest first
+		_ = unix.Rmdir(folders[i])
+	}
+}
