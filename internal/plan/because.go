@@ -81,7 +81,7 @@ func becauseBarred(p Policy, o Observed) (string, time.Duration) {
 }
 
 func becauseUnknown(Policy, Observed) (string, time.Duration) {
-	return "a source that asked for the reboot can't be read: nothing is started and nothing is cancelled", 0
+	return "the source that asked for the reboot can't be read, or took it back a moment ago: nothing is started or cancelled yet", 0
 }
 
 func becauseNotRequired(_ Policy, o Observed) (string, time.Duration) {
