@@ -18,10 +18,10 @@ func bootCommand(o *options) *cobra.Command {
 	return &cobra.Command{
 		Use:   "boot",
 		Short: "Give the node back after a boot (what kured-agent-boot.service starts)",
-		Long: `Waits until this boot is healthy (the kubelet reports this boot id as Ready, the network is available, systemd's
-boot-complete.target is reached, configured pods are Ready), then removes taint, cordon and marker with one patch and
-gives the slot back. It does nothing, and asks nobody, when nothing of an earlier boot is outstanding. An API server that
-does not answer is waited for.`,
+		Long: `Waits until this boot is healthy (the kubelet reports this boot id as Ready, the network is available,
+systemd's boot-complete.target is reached, configured pods are Ready), then removes taint, cordon and marker with one
+patch and gives the slot back. It does nothing, and asks nobody, when nothing of an earlier boot is outstanding. An API
+server that does not answer is waited for.`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			return misfit(o.returnNode(c.Context(), slog.New(report.NewHandler(level(o.debug)))))
 		},

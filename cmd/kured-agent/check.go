@@ -19,8 +19,8 @@ func checkCommand(o *options) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "check-config",
 		Short: "Check the configuration, the credential and the Node name",
-		Long: `Reads the configuration and prints every problem with file, line and key. Then it checks the kubeconfig, and asks the API
-server whether the Node is this machine and every right is there; --offline leaves that out.
+		Long: `Reads the configuration and prints every problem with file, line and key. Then it checks the kubeconfig, and
+asks the API server whether the Node is this machine and every right is there; --offline leaves that out.
 
 Exit codes: 0 fine, 1 wrong, 2 usage.`,
 		RunE: func(c *cobra.Command, _ []string) error {

@@ -18,8 +18,8 @@ func cleanupCommand(o *options) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "cleanup",
 		Short: "Remove everything of ours from the Node and free its slot",
-		Long: `Removes the taint, the cordon (if the agent set it), the marker annotations and the slot of this node. The packages do
-this on removal. The agent must be stopped; stopping it does the same.`,
+		Long: `Removes the taint, the cordon (if the agent set it), the marker annotations and the slot of this node. The
+packages do this on removal. The agent must be stopped; stopping it does the same.`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			ctx, cancel := context.WithTimeout(c.Context(), timeout)
 			defer cancel()

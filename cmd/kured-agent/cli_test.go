@@ -4,6 +4,7 @@ package main
 
 import (
 	"bytes"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -24,7 +25,8 @@ func cli(t *testing.T, files map[string]string, args ...string) (code int, stdou
 		}
 	}
 	var out, wrong bytes.Buffer
-	code = execute(t.Context(), append([]string{"--root", root, "--config", filepath.Join(root, "etc/kured/config.toml")}, args...), &out, &wrong)
+	code = execute(t.Context(),
+		append([]string{"--root", root, "--config", filepath.Join(root, "etc/kured/config.toml")}, args...), &out, &wrong)
 	return code, out.String(), strings.ReplaceAll(wrong.String(), root, "")
 }
 
@@ -37,9 +39,7 @@ var hostFiles = map[string]string{
 func with(more map[string]string) map[string]string {
 	all := map[string]string{}
 	for _, m := range []map[string]string{hostFiles, more} {
-		for k, v := range m {
-			all[k] = v
-		}
+		maps.Copy(all, m)
 	}
 	return all
 }
@@ -62,23 +62,28 @@ func TestExitCodesAndWhatIsSaid(t *testing.T) {
 		{"no configuration", hostFiles, []string{"check-config"}, 1, []string{"/etc/kured/config.toml"}},
 		{"every problem of the configuration, with line and key", with(map[string]string{
 			"etc/kured/config.toml": "[drian]\n[reboot]\nmin_interval = 30\n",
-		}), []string{"check-config", "--offline"}, 1, []string{"config.toml:1", "drain", "config.toml:3", "reboot.min_interval", "30s"}},
-		{"no kubeconfig", with(map[string]string{"etc/kured/config.toml": pointing}), []string{"check-config", "--offline"}, 1,
+		}), []string{"check-config", "--offline"}, 1,
+			[]string{"config.toml:1", "drain", "config.toml:3", "reboot.min_interval", "30s"}},
+		{"no kubeconfig", with(map[string]string{"etc/kured/config.toml": pointing}),
+			[]string{"check-config", "--offline"}, 1,
 			[]string{"/etc/kured/kubeconfig", "README"}},
 		{"the agent does not start with a wrong configuration, and systemd does not retry", with(map[string]string{
 			"etc/kured/config.toml": "[slot]\nmax_hold = \"soon\"\n",
 		}), []string{"run"}, 78, []string{"slot.max_hold"}},
-		{"the agent does not start without a kubeconfig", with(map[string]string{"etc/kured/config.toml": pointing}), []string{"run"}, 78,
+		{"the agent does not start without a kubeconfig", with(map[string]string{"etc/kured/config.toml": pointing}),
+			[]string{"run"}, 78,
 			[]string{"/etc/kured/kubeconfig"}},
 		{"a boot with nothing outstanding does not fail for a wrong configuration", with(map[string]string{
 			"etc/kured/config.toml": "nonsense",
 		}), []string{"boot"}, 0, nil},
-		{"cleanup needs to know the cluster", with(map[string]string{"etc/kured/config.toml": pointing}), []string{"cleanup"}, 78,
+		{"cleanup needs to know the cluster", with(map[string]string{"etc/kured/config.toml": pointing}),
+			[]string{"cleanup"}, 78,
 			[]string{"kubeconfig"}},
 		{"status without an agent says what the disk knows", with(map[string]string{
 			"var/lib/kured-agent/record.json": `{"boot":"b","nodeUID":"u","marked":true}`,
 		}), []string{"status"}, 3, []string{"DOES NOT RUN"}},
-		{"a request without an agent says where to look", hostFiles, []string{"request", "x"}, 1, []string{"kured-agent.service"}},
+		{"a request without an agent says where to look", hostFiles, []string{"request", "x"}, 1,
+			[]string{"kured-agent.service"}},
 		{"completions", nil, []string{"completion", "bash"}, 0, []string{"kured-agent"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -53,8 +53,8 @@ func execute(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if err == nil {
 		return exitFine
 	}
-	var coded *codeError
-	if !errors.As(err, &coded) {
+	coded, ok := errors.AsType[*codeError](err)
+	if !ok {
 		coded = &codeError{code: exitFailed, err: err}
 	}
 	if coded.err != nil {
@@ -92,12 +92,11 @@ func misfit(err error) error {
 
 // printError writes lists of problems one a line, as they are.
 func printError(w io.Writer, err error) {
-	var wrong *config.Error
-	if errors.As(err, &wrong) {
-		fmt.Fprintln(w, strings.TrimRight(wrong.Error(), "\n"))
+	if wrong, ok := errors.AsType[*config.Error](err); ok {
+		_, _ = fmt.Fprintln(w, strings.TrimRight(wrong.Error(), "\n"))
 		return
 	}
-	fmt.Fprintf(w, "%s: %v\n", productName, err)
+	_, _ = fmt.Fprintf(w, "%s: %v\n", productName, err)
 }
 
 // options are the flags that every command knows.
@@ -115,8 +114,8 @@ func newRoot() *cobra.Command {
 	root := &cobra.Command{
 		Use:   productName,
 		Short: "Reboots this Kubernetes node when that is required",
-		Long: `kured-agent learns that this host needs a reboot, taints its Node, waits for its turn and its maintenance window,
-cordons and drains the node, reboots it through logind, and gives it back after the boot.
+		Long: `kured-agent learns that this host needs a reboot, taints its Node, waits for its turn and its maintenance
+window, cordons and drains the node, reboots it through logind, and gives it back after the boot.
 
 It is run by systemd:     systemctl enable --now kured-agent
 See what it does:         kured-agent status
@@ -129,7 +128,8 @@ Stop it, undoing all:     systemctl disable --now kured-agent`,
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &codeError{code: exitUsage, err: err} })
 	flags := root.PersistentFlags()
-	flags.StringVarP(&o.config, "config", "c", "/etc/kured/config.toml", "configuration file; config.d/*.toml beside it is read too")
+	flags.StringVarP(&o.config, "config", "c", "/etc/kured/config.toml",
+		"configuration file; config.d/*.toml beside it is read too")
 	flags.BoolVar(&o.debug, "debug", false, "log every change of the why, not only of the phase")
 	flags.StringVar(&o.root, "root", "/", "root of the host's files")
 	flags.StringVar(&o.state, "state-dir", "/var/lib/kured-agent", "state directory, below the root")

@@ -99,6 +99,7 @@ func apiWord(a plan.API) string {
 		return report.APIRead
 	case plan.APIAway:
 		return report.APIAway
+	case plan.APIUnneeded:
 	}
 	return report.APIUnneeded
 }

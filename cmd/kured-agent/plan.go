@@ -18,8 +18,8 @@ func planCommand(o *options) *cobra.Command {
 	return &cobra.Command{
 		Use:   "plan",
 		Short: "Say what the agent would do next, and do nothing",
-		Long: `Observes everything the running agent does (sources, Node, slot, windows, gates, inhibitors) and prints the decision.
-It reads the Node from the API server, and changes nothing.`,
+		Long: `Observes everything the running agent does (sources, Node, slot, windows, gates, inhibitors) and prints the
+decision. It reads the Node from the API server, and changes nothing.`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			ctx, cancel := context.WithTimeout(c.Context(), onceTimeout)
 			defer cancel()

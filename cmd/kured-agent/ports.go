@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"strings"
 
 	"github.com/kured-agent/kured-agent/internal/agent"
@@ -41,32 +42,42 @@ func (s slots) Acquire(ctx context.Context, pool, nodeUID, boot string) (agent.C
 	return claim(s.Client.Acquire(ctx, slot.Request{Pool: pool, NodeUID: nodeUID, Boot: boot}))
 }
 
-func (s slots) Find(ctx context.Context, pool string) (agent.Claim, error) {
-	return claim(s.Client.Find(ctx, pool))
+func (s slots) Find(ctx context.Context) (agent.Claim, error) {
+	return claim(s.Client.Find(ctx, ""))
 }
 
 func claim(r slot.Result, err error) (agent.Claim, error) {
-	return agent.Claim{Taken: r.Taken, Name: r.Name, UID: r.UID, Boot: r.Boot, Why: r.Why}, err
+	return agent.Claim{Taken: r.Taken, Name: r.Name, UID: r.UID, Boot: r.Boot, NodeUID: r.NodeUID, Why: r.Why}, err
 }
 
+// recorder keeps the record, and a broken one aside.
 type recorder struct {
 	host.Host
-	dry bool
+	dry bool // a dry run writes nothing
+	log *slog.Logger
 }
 
-func (r recorder) WriteRecord(record plan.Record) error {
+func (r recorder) ReadRecord() (plan.Record, error) {
+	record, err := r.Host.ReadRecord()
+	if !errors.Is(err, host.ErrBroken) || r.dry {
+		return record, err
+	}
+	r.log.Error("setting the record aside; Node and slot are looked at instead", "err", err)
+	return r.SetAside()
+}
+
+func (r recorder) UpdateRecord(change func(*plan.Record)) error {
 	if r.dry {
 		return nil
 	}
-	return r.Host.WriteRecord(record)
+	return r.Host.UpdateRecord(change)
 }
 
 type loginManager struct{ *logind.Client }
 
 func (l loginManager) Reboot(ctx context.Context) error {
 	err := l.Client.Reboot(ctx, plan.KindFull)
-	var refused *logind.RefusedError
-	if errors.As(err, &refused) {
+	if refused, ok := errors.AsType[*logind.RefusedError](err); ok {
 		return refusal{refused}
 	}
 	return err
@@ -157,7 +168,7 @@ func (s systemManager) BootUnitWorks(ctx context.Context) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	if state == "activating" || state == "active" && sub == "start" {
+	if state == "activating" && sub != "auto-restart" { // between two tries of it the agent may do the work
 		return true, nil
 	}
 	job, err := s.JobType(ctx, bootUnit)

@@ -17,9 +17,9 @@ func requestCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "request ID [REASON]",
 		Short: "Ask the running agent for a reboot, or take the request back",
-		Long: `Tells the running agent over D-Bus that a reboot is required. ID names the cause, so that it can be taken back and so
-that the same cause after the reboot does not reboot again; REASON is for people. The agent does the rest in its own time:
-turn, window, gates and drain apply. A request is gone after a boot.`,
+		Long: `Tells the running agent over D-Bus that a reboot is required. ID names the cause, so that it can be taken back
+and so that the same cause after the reboot does not reboot again; REASON is for people. The agent does the rest in its
+own time: turn, window, gates and drain apply. A request is gone after a boot.`,
 		Example: `  kured-agent request microcode-20261110 "new CPU microcode"
   kured-agent request --clear microcode-20261110
   kured-agent request --clear --all`,

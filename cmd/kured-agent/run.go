@@ -23,8 +23,8 @@ func runCommand(o *options) *cobra.Command {
 	return &cobra.Command{
 		Use:   "run",
 		Short: "Run the agent (what kured-agent.service starts)",
-		Long: `Runs the agent in the foreground until SIGTERM. SIGHUP reads the configuration again: a new one that is right is
-applied, a wrong one is told and the old one kept.
+		Long: `Runs the agent in the foreground until SIGTERM. SIGHUP reads the configuration again: a new one that is right
+is applied, a wrong one is told and the old one kept.
 
 On SIGTERM the agent leaves the node as it is in a shutdown or a restart of its unit, and undoes taint, cordon and slot
 otherwise.`,
@@ -58,7 +58,9 @@ func (o *options) runAgent(ctx context.Context, logger *slog.Logger) error {
 }
 
 // serve runs one agent with one configuration. It returns the next configuration after a reload, or nil at the end.
-func (o *options) serve(ctx context.Context, cfg *config.Config, reload <-chan os.Signal, logger *slog.Logger) (*config.Config, error) {
+func (o *options) serve(
+	ctx context.Context, cfg *config.Config, reload <-chan os.Signal, logger *slog.Logger,
+) (*config.Config, error) {
 	p, err := o.wire(cfg, wiring{sources: true}, logger)
 	if err != nil {
 		return nil, err
@@ -107,9 +109,12 @@ func (o *options) awaitReload(ctx context.Context, reload <-chan os.Signal, logg
 		_ = report.Reloading()
 		cfg, err := o.load()
 		if err == nil {
+			_, err = o.wire(cfg, wiring{sources: true, dry: true}, logger) // opens nothing: it only shows whether it can be
+		}
+		if err == nil {
 			return cfg
 		}
-		logger.Error("the new configuration is wrong; keeping the old one", "err", err)
+		logger.Error("the new configuration can't be used; keeping the old one", "err", err)
 		_ = report.Ready()
 	}
 }

@@ -20,8 +20,8 @@ func statusCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "status",
 		Short: "Say what the running agent does, and why",
-		Long: `Asks the running agent over D-Bus: phase, why, until when, reasons, sources, taint, slot and the next window. When no
-agent answers it says what the disk knows, and exits with 3.`,
+		Long: `Asks the running agent over D-Bus: phase, why, until when, reasons, sources, taint, slot and the next window.
+When no agent answers it says what the disk knows, and exits with 3.`,
 		RunE: func(c *cobra.Command, _ []string) error { return status(c, asJSON) },
 	}
 	c.Flags().BoolVar(&asJSON, "json", false, "print everything as JSON")

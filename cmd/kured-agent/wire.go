@@ -107,7 +107,8 @@ func (p *parts) wireSources(o *options, logger *slog.Logger) error {
 			specs = append(specs, signal.Spec{Type: s.Type, Options: s.Options})
 		}
 	}
-	sources, err := signal.Build(specs, signal.Env{Bus: p.bus, Root: o.root, Runtime: filepath.Join(o.root, o.run), Logger: logger})
+	sources, err := signal.Build(specs,
+		signal.Env{Bus: p.bus, Root: o.root, Runtime: filepath.Join(o.root, o.run), Logger: logger})
 	if err != nil {
 		return err
 	}
@@ -126,11 +127,14 @@ const sourceSettle = 5 * time.Second
 
 func (p *parts) wireAgent(w wiring, logger *slog.Logger) {
 	cfg := p.config
+	record, _ := p.host.ReadRecord() // one that can't be read names no former taint
 	p.node = node.New(p.kube.Core(), node.Options{
 		Name: p.name, TaintKey: cfg.Taint.Key, TaintEffect: cfg.Taint.Effect, StartupTaints: cfg.Boot.RemoveTaints,
+		FormerTaint: record.Taint,
 	})
 	drainer := drain.New(p.kube.Core(), drain.Options{
 		Node: p.name, Skip: cfg.Drain.Skip, GracePeriod: cfg.Drain.GracePeriod, UnmanagedPods: cfg.Drain.UnmanagedPods,
+		GoOn:   cfg.Drain.AfterTimeout != config.AfterRollBack,
 		Uptime: p.uptime,
 	})
 	p.reporter = report.New(p.name, version)
@@ -139,11 +143,12 @@ func (p *parts) wireAgent(w wiring, logger *slog.Logger) {
 	systemd.Watch(bootUnit, p.look)
 	systemd.Watch(preRebootTarget, p.look)
 	p.agent = agent.New(agent.Options{
-		Policy: policy(cfg), Pool: cfg.Slot.Pool, Drain: cfg.Drain.Enabled,
+		Policy: policy(cfg), Pool: cfg.Slot.Pool, TaintName: cfg.Taint.Key + ":" + cfg.Taint.Effect, Drain: cfg.Drain.Enabled,
 		Sources: need{p.sources}, Node: p.node, Slots: slots{slot.New(p.kube.Core(), p.kube.Coordination(),
 			slot.Options{Namespace: kube.DefaultNamespace, Node: p.name})},
-		Drainer: drainer, Gates: gate.New(gateOptions(p)), Ready: gate.NewReady(p.kube.Core(), p.name, cfg.Boot.ReadyPods), Logind: loginManager{login}, Units: systemManager{systemd, w.bootUnit, new(string)},
-		Host: recorder{p.host, w.dry}, Identity: &identity{p: p},
+		Drainer: drainer, Gates: gate.New(gateOptions(p)), Ready: gate.NewReady(p.kube.Core(), p.name, cfg.Boot.ReadyPods),
+		Logind: loginManager{login}, Units: systemManager{systemd, w.bootUnit, new(string)},
+		Host: recorder{p.host, w.dry, logger}, Identity: &identity{p: p},
 		Boot: p.boot, Now: time.Now, Uptime: p.uptime, Logger: logger,
 		Window:  func(t time.Time) plan.Window { return window.At(cfg.Windows, t) },
 		Changed: p.wake, Report: (&news{p: p}).report,
@@ -153,14 +158,16 @@ func (p *parts) wireAgent(w wiring, logger *slog.Logger) {
 func gateOptions(p *parts) gate.Options {
 	o := gate.Options{Pods: p.config.Gate.Pods, Node: p.name, Core: p.kube.Core()}
 	for _, g := range p.config.Gate.Prometheus {
-		o.Prometheus = append(o.Prometheus, gate.Prometheus{URL: g.URL, Query: g.Query, CAFile: g.CAFile, TokenFile: g.TokenFile})
+		o.Prometheus = append(o.Prometheus,
+			gate.Prometheus{URL: g.URL, Query: g.Query, CAFile: g.CAFile, TokenFile: g.TokenFile})
 	}
 	return o
 }
 
 func policy(c *config.Config) plan.Policy {
 	after := map[string]plan.AfterTimeout{
-		config.AfterRollBack: plan.TimeoutRollsBack, config.AfterReboot: plan.TimeoutReboots, config.AfterDelete: plan.TimeoutDeletes,
+		config.AfterRollBack: plan.TimeoutRollsBack, config.AfterReboot: plan.TimeoutReboots,
+		config.AfterDelete: plan.TimeoutDeletes,
 	}
 	return plan.Policy{
 		TaintInWindow: c.Taint.When == config.WhenWindow, StartupTaints: len(c.Boot.RemoveTaints) > 0,

@@ -11,15 +11,23 @@ import (
 	"github.com/kured-agent/kured-agent/internal/plan"
 )
 
+// actBound ends an action that hangs: the watchdog waits longer.
+const actBound = 45 * time.Second
+
 // perform does the one action of a step. An error is told once and starts a growing pause, during which the API counts
-// as away; then the next round observes again. So does an action that is due again at once: it changed nothing.
+// as away; then the next round observes again. So does an action that is due again soon: it changed nothing.
 func (a *Agent) perform(ctx context.Context, o plan.Observed, step plan.Step) {
-	err := a.act(ctx, o, step)
-	if err == nil && a.acted.again(step, a.Uptime()) {
+	bounded, cancel := context.WithTimeout(ctx, actBound)
+	defer cancel()
+	err := a.act(bounded, o, step)
+	again := a.acted.again(step)
+	if err == nil && again > mostAgain {
 		err = errors.New("nothing changed by it")
 	}
 	if err == nil {
-		a.acts = stall{}
+		if again == 1 {
+			a.acts = stall{}
+		}
 		return
 	}
 	if ctx.Err() != nil {
@@ -29,24 +37,27 @@ func (a *Agent) perform(ctx context.Context, o plan.Observed, step plan.Step) {
 	if why != a.acts.why {
 		a.Logger.Warn("action", "action", step.Action.String(), "phase", step.Phase.String(), "err", err)
 	}
-	a.acts.note(a.Uptime(), why)
+	a.note(&a.acts, why)
 }
 
-// acted notices an action that is repeated at once, several times: a loop that must not reach the API server.
+// mostAgain is how often an action may be due again before it counts as one without effect.
+const mostAgain = 3
+
+// acted notices an action that is repeated, with the same why: a loop that must not reach the API server.
 type acted struct {
 	step  plan.Step
-	at    time.Duration
 	count int
 }
 
-func (l *acted) again(step plan.Step, uptime time.Duration) bool {
-	const most, atOnce = 3, time.Second / 5
-	if step.Action != l.step.Action || step.Why != l.step.Why || uptime-l.at > atOnce {
+// again counts how often in a row this very step was performed. Eviction passes have their own pace.
+func (l *acted) again(step plan.Step) int {
+	if step.Action != l.step.Action || step.Why != l.step.Why || step.Action == plan.Evict || step.Action == plan.DeletePods ||
+		step.Action == plan.Acquire {
 		l.count = 0
 	}
-	l.step, l.at = step, uptime
+	l.step = step
 	l.count++
-	return l.count > most
+	return l.count
 }
 
 func (a *Agent) act(ctx context.Context, o plan.Observed, step plan.Step) error {
@@ -68,7 +79,7 @@ func (a *Agent) act(ctx context.Context, o plan.Observed, step plan.Step) error 
 	case plan.Return:
 		return a.Node.Return(ctx, func(n plan.Node) bool { return unfit(n, o.Boot) == "" })
 	case plan.Clean:
-		return a.Node.Clean(ctx)
+		return a.clean(ctx, o)
 	case plan.RollBack:
 		return a.Node.RollBack(ctx)
 	case plan.Release:
@@ -79,64 +90,95 @@ func (a *Agent) act(ctx context.Context, o plan.Observed, step plan.Step) error 
 		return a.settle(o)
 	case plan.Forget:
 		return a.forget(o)
+	case plan.None:
 	}
 	return fmt.Errorf("performing %q: no such action", step.Action)
 }
 
 // verified runs do after a quorum read has shown that the slot is still ours.
 func (a *Agent) verified(ctx context.Context, o plan.Observed, do func() error) error {
-	ours, why, err := a.Slots.Verify(ctx, o.Slot.Name, o.Slot.UID)
-	if err != nil {
+	if ours, err := a.verify(ctx, o.Slot.Name, o.Slot.UID); err != nil || !ours {
 		return err
-	}
-	if !ours {
-		a.Logger.Warn("the slot is not ours any more", "slot", o.Slot.Name, "why", why)
-		a.lostSlot = true
-		return nil
 	}
 	return do()
 }
 
+func (a *Agent) verify(ctx context.Context, name, uid string) (ours bool, err error) {
+	ours, why, err := a.Slots.Verify(ctx, name, uid)
+	if err != nil {
+		return false, err
+	}
+	a.verifiedAt = a.Uptime()
+	if !ours {
+		a.Logger.Warn("the slot is not ours any more", "slot", name, "why", why)
+		a.lostSlot = true
+	}
+	return ours, nil
+}
+
 // taint writes down that the Node may carry something of ours before it does.
 func (a *Agent) taint(ctx context.Context, o plan.Observed) error {
-	record := o.Record
-	a.searched = a.searched || !record.Marked // nothing was marked, so no slot was taken
-	record.Boot, record.NodeUID, record.Marked, record.Reasons = o.Boot, o.Node.UID, true, o.Reasons
-	if err := a.Host.WriteRecord(record); err != nil {
+	a.searched = a.searched || !o.Record.Marked // nothing was marked, so no slot was taken
+	if err := a.Host.UpdateRecord(func(r *plan.Record) { a.mark(r, o) }); err != nil {
 		return err
 	}
 	if err := a.Node.Taint(ctx, plan.Summary(o.Reasons)); err != nil {
 		return err
 	}
 	// A moment for the other nodes of the same update to be tainted too, so that pods drained here avoid them.
-	a.turn = plan.Turn{Next: a.Uptime() + firstTry + jitter(firstTry)}
+	a.waitTurn(firstTry+jitter(firstTry), "")
 	return nil
+}
+
+func (a *Agent) mark(r *plan.Record, o plan.Observed) {
+	r.Boot, r.NodeUID, r.Marked, r.Reasons, r.Taint = o.Boot, o.Node.UID, true, o.Reasons, a.TaintName
+}
+
+// waitTurn delays the next try to take a slot, and never shortens a delay.
+func (a *Agent) waitTurn(d time.Duration, why string) {
+	if next := a.Uptime() + d; next > a.turn.Next {
+		a.turn = plan.Turn{Next: next, Why: why}
+	}
 }
 
 const (
 	firstTry = 2 * time.Second
 	tryEvery = 5 * time.Second
+	// cancelPause follows a need that was taken back after the cordon: one that comes and goes must not drain the node
+	// again and again.
+	cancelPause = 5 * time.Minute
 )
 
 func (a *Agent) acquire(ctx context.Context, o plan.Observed) error {
-	record := o.Record
-	if !record.Marked || record.Boot != o.Boot || record.NodeUID != o.Node.UID {
-		record.Boot, record.NodeUID, record.Marked, record.Reasons = o.Boot, o.Node.UID, true, o.Reasons
-		if err := a.Host.WriteRecord(record); err != nil {
+	if !o.Record.Marked || o.Record.Boot != o.Boot || o.Record.NodeUID != o.Node.UID {
+		if err := a.Host.UpdateRecord(func(r *plan.Record) { a.mark(r, o) }); err != nil {
 			return err
 		}
 	}
+	a.searched = false // until the answer is definite and written down, a slot may be ours
 	claim, err := a.Slots.Acquire(ctx, a.pool(o.Node), o.Node.UID, o.Boot)
 	if err != nil {
 		return err
 	}
 	if !claim.Taken {
+		a.searched = claim.Name == "" // one in our name that is not this boot's is to be found
 		a.turn = plan.Turn{Next: a.Uptime() + jitter(tryEvery), Why: claim.Why}
 		return nil
 	}
-	a.lostSlot = false
-	record.Slot = &plan.SlotRef{Name: claim.Name, UID: claim.UID, Taken: a.Uptime()}
-	return a.Host.WriteRecord(record)
+	return a.take(ctx, claim)
+}
+
+// take writes a slot down. One that can't be written down is given back: after a crash nobody would know of it.
+func (a *Agent) take(ctx context.Context, claim Claim) error {
+	taken := a.Uptime()
+	err := a.Host.UpdateRecord(func(r *plan.Record) {
+		r.Slot = &plan.SlotRef{Name: claim.Name, UID: claim.UID, Taken: taken}
+	})
+	if err != nil {
+		return errors.Join(err, a.Slots.Release(ctx, claim.Name, claim.UID))
+	}
+	a.lostSlot, a.searched, a.verifiedAt = false, true, taken
+	return nil
 }
 
 // pass runs one eviction pass and has the pods looked at again soon.
@@ -148,19 +190,22 @@ func (a *Agent) pass(ctx context.Context, pass func(context.Context) error) erro
 	return err
 }
 
-// reboot asks logind, in this order: the need once more, the record on the disk, the call. What logind refuses is a
-// failure of this attempt, never a success (flatcar/flatcar-linux-update-operator#19).
+// reboot asks logind, in this order: need, window and inhibitors once more, since the verification took its time; the
+// record on the disk; the call. What logind refuses is a failure of this attempt, never a success
+// (flatcar/flatcar-linux-update-operator#19).
 func (a *Agent) reboot(ctx context.Context, o plan.Observed) error {
-	if need, _ := a.Sources.Need(); need != plan.Required {
-		return nil
+	if need, _ := a.Sources.Need(); need != plan.Required || !a.Window(a.Now()).Open {
+		return nil // the next round sees it
 	}
-	record := o.Record
-	record.Asked = &plan.Asked{At: a.Uptime(), Reasons: o.Reasons}
-	if err := a.Host.WriteRecord(record); err != nil {
+	if blockers, err := a.Logind.Inhibitors(ctx); err != nil || len(blockers) > 0 {
+		return err
+	}
+	err := a.Host.UpdateRecord(func(r *plan.Record) { r.Asked = &plan.Asked{At: a.Uptime(), Reasons: o.Reasons} })
+	if err != nil {
 		return err
 	}
 	a.Logger.Info("asking logind for the reboot", "why", plan.Summary(o.Reasons))
-	err := a.Logind.Reboot(ctx)
+	err = a.Logind.Reboot(ctx)
 	var refusal Refusal
 	if err == nil || errors.As(err, &refusal) && refusal.MayGoDown() {
 		if err != nil { // the shutdown may have ended the bus, or us, before the answer
@@ -168,8 +213,18 @@ func (a *Agent) reboot(ctx context.Context, o plan.Observed) error {
 		}
 		return nil
 	}
-	o.Record = record
 	return a.noteFailure(o, fmt.Sprintf("logind refused the reboot: %v", err))
+}
+
+// clean undoes everything of ours. What is taken back after the cordon is not tried again at once.
+func (a *Agent) clean(ctx context.Context, o plan.Observed) error {
+	if err := a.Node.Clean(ctx); err != nil {
+		return err
+	}
+	if o.Node.Marker != "" {
+		a.waitTurn(cancelPause, "the need was taken back after the cordon a moment ago")
+	}
+	return nil
 }
 
 func (a *Agent) release(ctx context.Context, o plan.Observed) error {
@@ -177,45 +232,50 @@ func (a *Agent) release(ctx context.Context, o plan.Observed) error {
 		return err
 	}
 	a.lostSlot, a.searched = false, true
-	a.turn = plan.Turn{}
-	record := o.Record
-	record.Slot = nil
-	return a.Host.WriteRecord(record)
+	a.waitTurn(jitter(tryEvery), "this node has just given its slot back")
+	return a.Host.UpdateRecord(func(r *plan.Record) { r.Slot = nil })
 }
 
 // failuresForget is the age at which earlier failures no longer lengthen the pause.
 const failuresForget = 24 * time.Hour
 
 func (a *Agent) noteFailure(o plan.Observed, why string) error {
-	record := o.Record
-	count := 1
-	if f := record.Failure; f != nil && o.Now.Sub(f.At) < failuresForget {
-		count = f.Count + 1
+	failure := plan.Failure{Moment: a.moment(), Count: 1, Why: why}
+	if f := o.Record.Failure; f != nil && failure.At.Sub(f.At) < failuresForget {
+		failure.Count = f.Count + 1
 	}
-	record.Failure = &plan.Failure{At: o.Now, Count: count, Why: why}
-	record.Asked = nil
-	a.Logger.Warn("giving up this attempt", "why", why, "failures", count, "next_try_in", plan.Backoff(count))
-	return a.Host.WriteRecord(record)
+	a.Logger.Warn("giving up this attempt", "why", why, "failures", failure.Count, "next_try_in", plan.Backoff(failure.Count))
+	return a.Host.UpdateRecord(func(r *plan.Record) { r.Failure, r.Asked = &failure, nil })
+}
+
+func (a *Agent) moment() plan.Moment {
+	return plan.Moment{At: a.Now(), Boot: a.Boot, Up: a.Uptime()}
 }
 
 // settle closes the record. A new boot id after a reboot that we asked for proves that reboot, and nothing else does.
 func (a *Agent) settle(o plan.Observed) error {
-	record := o.Record
-	if record.Boot != o.Boot && record.Asked != nil {
-		record.Last = &plan.LastReboot{At: o.Now, Reasons: record.Asked.Reasons}
-		record.Failure = nil
-		a.Logger.Info("rebooted and back", "why", plan.Summary(record.Asked.Reasons))
+	proven := o.Record.Boot != o.Boot && o.Record.Asked != nil
+	last := plan.LastReboot{Moment: a.moment()}
+	if proven {
+		last.Reasons = o.Record.Asked.Reasons
+		a.Logger.Info("rebooted and back", "why", plan.Summary(last.Reasons))
 	}
-	record.Boot, record.Marked, record.Slot, record.Asked, record.Reasons = o.Boot, false, nil, nil, nil
-	record.Startup = o.Boot
-	a.turn = plan.Turn{}
-	return a.Host.WriteRecord(record)
+	return a.Host.UpdateRecord(func(r *plan.Record) {
+		r.Startup = o.Boot
+		if r.Boot != o.Record.Boot || r.Marked != o.Record.Marked {
+			return // the other process has begun something meanwhile
+		}
+		if proven {
+			r.Last, r.Failure = &last, nil
+		}
+		r.Boot, r.Marked, r.Slot, r.Asked, r.Reasons, r.Taint = o.Boot, false, nil, nil, nil, ""
+	})
 }
 
 func (a *Agent) forget(o plan.Observed) error {
-	record := o.Record
-	record.Boot, record.NodeUID, record.Marked = o.Boot, o.Node.UID, false
-	record.Slot, record.Asked, record.Reasons = nil, nil, nil
 	a.searched, a.lostSlot, a.turn = false, false, plan.Turn{}
-	return a.Host.WriteRecord(record)
+	return a.Host.UpdateRecord(func(r *plan.Record) {
+		r.Boot, r.NodeUID, r.Marked, r.Taint = o.Boot, o.Node.UID, false, ""
+		r.Slot, r.Asked, r.Reasons = nil, nil, nil
+	})
 }

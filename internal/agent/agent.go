@@ -17,7 +17,9 @@ import (
 type Options struct {
 	Policy plan.Policy
 	Pool   string // empty: by the Node's role
-	Drain  bool   // false: pods are left where they are
+	// TaintName is key:effect of the taint, for the record.
+	TaintName string
+	Drain     bool // false: pods are left where they are
 
 	Sources  Sources
 	Node     Node
@@ -48,7 +50,13 @@ type Agent struct {
 	stopping bool
 	began    time.Duration // uptime at New
 
-	turn     plan.Turn
+	turn       plan.Turn
+	verifiedAt time.Duration // uptime of the newest answer that confirmed the slot
+	gates      []string
+	gatesAt    time.Duration // uptime of the newest look at the gates; zero: none yet
+	gatesSince time.Duration // uptime since which one has been closed
+	undone     bool          // while stopping: the API server has shown that nothing of ours is left
+
 	fitSince time.Duration // uptime since which the boot has been healthy; zero: it is not
 	lostSlot bool          // the newest verification said that the slot is not ours
 	searched bool          // a slot that the record does not know was looked for
@@ -107,18 +115,20 @@ func ofTheReturn(o plan.Observed, s plan.Step) bool {
 		return true
 	case plan.Idle:
 		return s.Action == plan.Forget || s.Action == plan.Settle && !o.Record.Marked
+	default:
+		return false
 	}
-	return false
 }
 
-// CleanUp undoes everything of ours, as a stop for good does. It gives up when ctx ends, and waits for it while a reboot
-// is under way: the taint stays then.
+// CleanUp undoes everything of ours, as a stop for good does. It gives up when ctx ends, and waits for it while a
+// reboot is under way: the taint stays then.
 func (a *Agent) CleanUp(ctx context.Context) error {
-	a.stopping = true
+	a.stopping, a.searched = true, false
+	a.reads, a.acts = stall{}, stall{}
 	for {
 		o, step := a.round(ctx)
 		switch {
-		case step.Phase == plan.Idle && step.Action == plan.None:
+		case a.undone && step.Phase == plan.Idle && step.Action == plan.None:
 			return nil
 		case ctx.Err() != nil:
 			return &LeftError{Why: step.Why, Cause: ctx.Err()}
@@ -147,6 +157,9 @@ func (a *Agent) Decide(ctx context.Context) (plan.Observed, plan.Step) {
 
 // round is the whole agent: observe, decide, report, act once.
 func (a *Agent) round(ctx context.Context) (plan.Observed, plan.Step) {
+	if a.Alive != nil {
+		a.Alive()
+	}
 	o, step := a.Decide(ctx)
 	if ctx.Err() != nil {
 		return o, step
@@ -179,12 +192,18 @@ func (a *Agent) Leave(ctx context.Context) {
 	}
 	asking, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	if down, err := a.Logind.PreparingForShutdown(asking); down || err != nil {
-		a.Logger.Info("stopping in a shutdown: the node stays as it is", "err", err)
+	down, err := a.Logind.PreparingForShutdown(asking)
+	if down {
+		a.Logger.Info("stopping in a shutdown: the node stays as it is")
 		return
 	}
-	if again, err := a.Units.Restarting(asking); again || err != nil {
-		a.Logger.Info("stopping to be started again: the node stays as it is", "err", err)
+	again, silent := a.Units.Restarting(asking)
+	switch {
+	case err != nil && silent != nil: // the bus ends before us only in a shutdown
+		a.Logger.Info("stopping, and nobody on the bus says why, as in a shutdown: the node stays as it is", "err", silent)
+		return
+	case again:
+		a.Logger.Info("stopping to be started again: the node stays as it is")
 		return
 	}
 	a.Logger.Info("stopping for good: undoing taint, cordon and slot")
@@ -273,8 +292,9 @@ func pollEvery(o plan.Observed, step plan.Step, age time.Duration) time.Duration
 		return 5 * time.Second
 	case plan.Preparing:
 		return time.Second
+	default:
+		return 30 * time.Second
 	}
-	return 30 * time.Second
 }
 
 // jitter spreads a period over three quarters to five quarters of it, so that many agents do not move in step.
@@ -292,6 +312,8 @@ type stall struct {
 const (
 	stallFirst = time.Second
 	stallMost  = time.Minute
+
+	stallStopping = 3 * time.Second
 )
 
 // stalled is the pause that is still running, or the zero value.
@@ -305,8 +327,13 @@ func (a *Agent) stalled(uptime time.Duration) stall {
 	return stall{}
 }
 
-func (s *stall) note(uptime time.Duration, why string) {
-	s.until = uptime + jitter(min(stallFirst<<min(s.count, 10), stallMost))
+// note lengthens the pause. A stop has no time for long ones.
+func (a *Agent) note(s *stall, why string) {
+	most := stallMost
+	if a.stopping {
+		most = stallStopping
+	}
+	s.until = a.Uptime() + jitter(min(stallFirst<<min(s.count, 10), most))
 	s.count++
 	s.why = why
 }

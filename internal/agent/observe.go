@@ -11,9 +11,11 @@ import (
 )
 
 const (
-	// freshAge bounds how old an answer about the Node may be once the slot is ours: what is acted on was true a moment ago.
+	// freshAge bounds how old an answer about the Node may be once the slot is ours: what is acted on was true a moment
+	// ago.
 	freshAge = 10 * time.Second
-	// nodeAge bounds it while the node only waits: a hold annotation or a foreign change is seen after that time at the latest.
+	// nodeAge bounds it while the node only waits: a hold annotation or a foreign change is seen after that time at the
+	// latest.
 	nodeAge = 5 * time.Minute
 	// bootAge bounds it while the kubelet of a new boot is waited for: a hint of the bus is no reason to ask twice.
 	bootAge = 300 * time.Millisecond
@@ -21,19 +23,29 @@ const (
 	heldAge = 30 * time.Second
 )
 
+// observeBound ends an observation that hangs: the watchdog waits longer.
+const observeBound = 45 * time.Second
+
 // observe reads what a decision needs, and no more: what is local always, the API server only when there is something
 // to do with it.
 func (a *Agent) observe(ctx context.Context) plan.Observed {
+	ctx, cancel := context.WithTimeout(ctx, observeBound)
+	defer cancel()
 	o := plan.Observed{
 		Now: a.Now(), Uptime: a.Uptime(), Boot: a.Boot,
 		Turn: a.turn, Stopping: a.stopping,
 	}
 	o.Window = a.Window(o.Now)
+	o.Need, o.Reasons = a.Sources.Need()
 	var err error
 	if o.Record, err = a.Host.ReadRecord(); err != nil {
-		a.Logger.Warn("reading the record: looking at the node instead", "err", err)
+		// Nothing is known, so nothing is done: an empty record would say that nothing is outstanding.
+		if a.stalled(o.Uptime).until == 0 {
+			a.note(&a.reads, fmt.Sprintf("reading the record: %v", err))
+		}
+		o.API, o.APIWhy = plan.APIAway, a.reads.why
+		return o
 	}
-	o.Need, o.Reasons = a.Sources.Need()
 	a.observeHost(ctx, &o)
 	if o.Shutdown || !a.needsAPI(o) {
 		return o
@@ -49,28 +61,60 @@ func (a *Agent) observeHost(ctx context.Context, o *plan.Observed) {
 	if !active(*o) {
 		return
 	}
+	a.observeLogind(ctx, o)
+	if a.stopping {
+		return
+	}
 	var err error
-	if o.Shutdown, err = a.Logind.PreparingForShutdown(ctx); err == nil {
+	if fromOtherBoot(*o) {
+		if o.BootUnitWorks, err = a.Units.BootUnitWorks(ctx); err != nil {
+			a.Logger.Debug("asking for kured-agent-boot.service", "err", err)
+		}
+		return
+	}
+	if o.Need == plan.Required {
+		a.observeGates(ctx, o)
+	}
+	if o.Record.Slot == nil {
+		return
+	}
+	if o.PreReboot, o.PreWhy, err = a.Units.PreReboot(ctx, o.Record.Slot.UID); err != nil {
+		o.PreReboot = plan.TargetStarting // not known to be through
+	}
+}
+
+func (a *Agent) observeLogind(ctx context.Context, o *plan.Observed) {
+	if a.stopping { // there is not much time, and inhibitors do not matter any more
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, 2*time.Second)
+		defer cancel()
+	}
+	var err error
+	if o.Shutdown, err = a.Logind.PreparingForShutdown(ctx); err != nil {
+		o.ShutdownUnknown = true
+	} else if !a.stopping {
 		o.Inhibitors, err = a.Logind.Inhibitors(ctx)
 	}
 	if err != nil {
 		// Without logind there will be no reboot: find out before pods are moved (systemd/systemd#36035).
 		o.Inhibitors = []string{fmt.Sprintf("logind, which can't be asked: %v", err)}
 	}
-	if fromOtherBoot(*o) && !a.stopping {
-		if o.BootUnitWorks, err = a.Units.BootUnitWorks(ctx); err != nil {
-			a.Logger.Debug("asking for kured-agent-boot.service", "err", err)
+}
+
+// gatesEvery is the pace of looks at the gates: each is a query somewhere, and hints come as often as others like.
+const gatesEvery = 10 * time.Second
+
+func (a *Agent) observeGates(ctx context.Context, o *plan.Observed) {
+	if a.gatesAt == 0 || o.Uptime-a.gatesAt >= gatesEvery {
+		a.gates, a.gatesAt = a.Gates.Check(ctx), o.Uptime
+		switch {
+		case len(a.gates) == 0:
+			a.gatesSince = 0
+		case a.gatesSince == 0:
+			a.gatesSince = o.Uptime
 		}
 	}
-	if o.Need == plan.Required && !fromOtherBoot(*o) {
-		o.Gates = a.Gates.Check(ctx)
-	}
-	if o.Record.Slot == nil || fromOtherBoot(*o) {
-		return
-	}
-	if o.PreReboot, o.PreWhy, err = a.Units.PreReboot(ctx, o.Record.Slot.UID); err != nil {
-		o.PreReboot = plan.TargetStarting // not known to be through
-	}
+	o.Gates, o.GatesSince = a.gates, a.gatesSince
 }
 
 func fromOtherBoot(o plan.Observed) bool { return o.Record.Marked && o.Record.Boot != o.Boot }
@@ -79,12 +123,14 @@ func fromOtherBoot(o plan.Observed) bool { return o.Record.Marked && o.Record.Bo
 // an idle agent: no request, no connection.
 func (a *Agent) needsAPI(o plan.Observed) bool {
 	switch {
+	case a.stopping:
+		return true // until it has shown that nothing is left
 	case fromOtherBoot(o) && o.BootUnitWorks:
 		return false
 	case o.Record.Asked != nil && o.Record.Boot == o.Boot && o.Uptime-o.Record.Asked.At < a.Policy.RebootDeadline:
 		return false
 	}
-	return active(o) || a.stopping && !a.searched || a.Identity.Fingerprint() != o.Record.Proof ||
+	return active(o) || a.Identity.Fingerprint() != o.Record.Proof ||
 		a.Policy.StartupTaints && o.Record.Startup != o.Boot
 }
 
@@ -94,53 +140,92 @@ func (a *Agent) observeCluster(ctx context.Context, o *plan.Observed) {
 		return
 	}
 	if err := a.readCluster(ctx, o); err != nil {
-		if ctx.Err() == nil {
-			a.reads.note(o.Uptime, err.Error())
-		}
+		a.note(&a.reads, err.Error())
 		o.API, o.APIWhy = plan.APIAway, err.Error()
 		return
 	}
 	a.reads = stall{}
 	o.API = plan.APIRead
+	a.undone = a.stopping && a.searched && !o.Node.Tainted && o.Node.Marker == "" && o.Slot.State == plan.SlotNone
 }
 
 func (a *Agent) readCluster(ctx context.Context, o *plan.Observed) error {
-	if fingerprint := a.Identity.Fingerprint(); fingerprint != o.Record.Proof {
+	fingerprint := a.Identity.Fingerprint()
+	first := fingerprint != o.Record.Proof
+	if first {
 		if err := a.Identity.Prove(ctx); err != nil {
 			return fmt.Errorf("proving this node's identity: %w", err)
 		}
-		o.Record.Proof = fingerprint
-		if err := a.Host.WriteRecord(o.Record); err != nil {
-			return err
-		}
-	}
-	if fromOtherBoot(*o) && !a.stopping && !a.bootComplete(ctx, o) {
-		o.Node = plan.Node{UID: o.Record.NodeUID} // not worth a request yet
-		return nil
 	}
 	var err error
 	if o.Node, err = a.Node.Read(ctx, a.maxAge(*o)); err != nil {
 		return err
 	}
 	a.heldBack = o.Node.Hold != "" || o.Node.Leaving != ""
-	if err := a.readSlot(ctx, o); err != nil {
+	if err := a.readSlot(ctx, o, first); err != nil {
+		return err
+	}
+	if err := a.notice(o, first, fingerprint); err != nil {
 		return err
 	}
 	if returning(*o) {
 		return a.readHealth(ctx, o)
 	}
 	a.fitSince = 0
-	return a.readPods(ctx, o)
+	a.readPods(ctx, o)
+	return nil
+}
+
+// notice writes down what the Node shows and the record does not know: the file may have been lost. The proof is
+// written last, when everything that could be found has been.
+func (a *Agent) notice(o *plan.Observed, first bool, fingerprint string) error {
+	found := !o.Record.Marked && (o.Node.Tainted || o.Node.Marker != "" || o.Record.Slot != nil)
+	altered := o.Need == plan.Required && o.Record.Marked && !fromOtherBoot(*o) && !sameReasons(o.Reasons, o.Record.Reasons)
+	if !first && !found && !altered {
+		return nil
+	}
+	if found {
+		o.Record.Marked, o.Record.NodeUID = true, o.Node.UID
+		if o.Node.Marker != "" {
+			o.Record.Boot = o.Node.Marker
+		}
+	}
+	if altered {
+		o.Record.Reasons = o.Reasons
+	}
+	o.Record.Proof = fingerprint
+	known := o.Record
+	return a.Host.UpdateRecord(func(r *plan.Record) {
+		r.Proof = known.Proof
+		if found {
+			r.Marked, r.NodeUID, r.Boot, r.Slot = true, known.NodeUID, known.Boot, known.Slot
+		}
+		if altered {
+			r.Reasons = known.Reasons
+		}
+	})
+}
+
+func sameReasons(a, b []plan.Reason) bool {
+	if len(a) != len(b) {
+		return false
+	}
+	for i := range a {
+		if a[i].Source != b[i].Source || a[i].ID != b[i].ID {
+			return false
+		}
+	}
+	return true
 }
 
 func (a *Agent) maxAge(o plan.Observed) time.Duration {
 	switch {
-	case o.Record.Slot != nil && !fromOtherBoot(o):
-		return freshAge
 	case a.stopping:
 		return 0
 	case fromOtherBoot(o) && a.fitSince == 0:
 		return bootAge
+	case o.Record.Slot != nil && !fromOtherBoot(o):
+		return freshAge
 	case a.heldBack:
 		return heldAge
 	}
@@ -151,30 +236,57 @@ func returning(o plan.Observed) bool {
 	return fromOtherBoot(o) || o.Node.Startup || o.Node.Marker != "" && o.Node.Marker != o.Boot
 }
 
+// verifyEvery is the pace of verifications while a slot is only held: a human who frees it is obeyed then.
+const verifyEvery = 30 * time.Second
+
 // readSlot takes the slot from the record, or looks for one once when the record may have missed it.
-func (a *Agent) readSlot(ctx context.Context, o *plan.Observed) error {
-	if o.Record.Slot == nil && !a.searched && (o.Record.Marked || o.Node.Marker != "" || a.stopping) && o.Node.UID != "" {
-		claim, err := a.Slots.Find(ctx, a.pool(o.Node))
-		if err != nil {
+func (a *Agent) readSlot(ctx context.Context, o *plan.Observed, first bool) error {
+	doubt := first || o.Record.Marked || o.Node.Marker != "" || a.stopping
+	if o.Record.Slot == nil && !a.searched && doubt && o.Node.UID != "" {
+		if err := a.search(ctx, o); err != nil {
 			return err
 		}
-		if claim.Taken {
-			o.Record.Slot = &plan.SlotRef{Name: claim.Name, UID: claim.UID, Taken: o.Uptime}
-			if !o.Record.Marked {
-				o.Record.Marked, o.Record.Boot, o.Record.NodeUID = true, claim.Boot, o.Node.UID
-			}
-			if err := a.Host.WriteRecord(o.Record); err != nil {
-				return err
-			}
-		}
-		a.searched = true
 	}
-	if ref := o.Record.Slot; ref != nil {
-		o.Slot = plan.Slot{State: plan.SlotOurs, Name: ref.Name, UID: ref.UID, Boot: o.Record.Boot, Taken: ref.Taken}
-		if a.lostSlot {
-			o.Slot.State = plan.SlotLost
+	if a.stopping && o.Node.UID == "" {
+		a.searched = true // a slot is owned by its Node object, and goes with it
+	}
+	ref := o.Record.Slot
+	if ref == nil {
+		return nil
+	}
+	o.Slot = plan.Slot{State: plan.SlotOurs, Name: ref.Name, UID: ref.UID, Boot: o.Record.Boot, Taken: ref.Taken}
+	if !a.lostSlot && !fromOtherBoot(*o) && o.Uptime-max(a.verifiedAt, ref.Taken) >= verifyEvery {
+		if _, err := a.verify(ctx, ref.Name, ref.UID); err != nil {
+			return err
 		}
 	}
+	if a.lostSlot {
+		o.Slot.State = plan.SlotLost
+	}
+	return nil
+}
+
+// search adopts a slot in our name. One that belongs to an earlier Node object of our name is given back: the garbage
+// collector may free it at any moment.
+func (a *Agent) search(ctx context.Context, o *plan.Observed) error {
+	claim, err := a.Slots.Find(ctx)
+	switch {
+	case err != nil:
+		return err
+	case claim.Taken && claim.NodeUID != o.Node.UID:
+		if err := a.Slots.Release(ctx, claim.Name, claim.UID); err != nil {
+			return err
+		}
+	case claim.Taken:
+		if err := a.take(ctx, claim); err != nil {
+			return err
+		}
+		o.Record.Slot = &plan.SlotRef{Name: claim.Name, UID: claim.UID, Taken: o.Uptime}
+		if !o.Record.Marked {
+			o.Record.Boot = claim.Boot
+		}
+	}
+	a.searched = true
 	return nil
 }
 
@@ -238,23 +350,23 @@ func unfit(n plan.Node, boot string) string {
 	return ""
 }
 
-// readPods lists the pods while the slot is ours and the node is cordoned, not more often than the drain gets on.
-func (a *Agent) readPods(ctx context.Context, o *plan.Observed) error {
+// readPods lists the pods while the slot is ours and the node is cordoned, not more often than the drain gets on. A list
+// that fails says nothing about the rest of the cluster: the bounds of the drain and of the slot go on running.
+func (a *Agent) readPods(ctx context.Context, o *plan.Observed) {
 	if !a.Drain || o.Slot.State != plan.SlotOurs || !o.Node.Unschedulable || o.Need != plan.Required || a.stopping {
 		a.pods, a.lookAt, a.looks = plan.Pods{}, 0, 0
-		return nil
+		return
 	}
 	if o.Uptime >= a.lookAt {
 		pods, err := a.Drainer.Look(ctx)
 		if err != nil {
-			return err
+			pods = plan.Pods{Left: max(a.pods.Left, 1), Why: err.Error(), Next: o.Uptime + lookPause(10)}
 		}
 		a.pods = pods
 		a.lookAt = o.Uptime + lookPause(a.looks)
 		a.looks++
 	}
 	o.Pods = a.pods
-	return nil
 }
 
 // lookPause grows from half a second to five: most pods end at once, the others take their grace period.

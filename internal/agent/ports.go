@@ -32,17 +32,19 @@ type Node interface {
 
 // Claim is what came of a try to take or find a slot.
 type Claim struct {
-	Taken bool
-	Name  string
-	UID   string
-	Boot  string // the boot in which it was taken
-	Why   string // why not
+	Taken   bool
+	Name    string
+	UID     string
+	Boot    string // the boot in which it was taken
+	NodeUID string // the Node object that owns it
+	Why     string // why not
 }
 
 // Slots is the cluster-wide lock.
 type Slots interface {
 	Acquire(ctx context.Context, pool, nodeUID, boot string) (Claim, error)
-	Find(ctx context.Context, pool string) (Claim, error)
+	// Find looks for a slot in our name, in every pool and of every boot.
+	Find(ctx context.Context) (Claim, error)
 	Verify(ctx context.Context, name, uid string) (ours bool, why string, err error)
 	Release(ctx context.Context, name, uid string) error
 }
@@ -85,10 +87,10 @@ type Units interface {
 	Restarting(ctx context.Context) (bool, error)
 }
 
-// Host keeps the record.
+// Host keeps the record. The boot unit and the agent may both change it, so a change says only what it means.
 type Host interface {
 	ReadRecord() (plan.Record, error)
-	WriteRecord(plan.Record) error
+	UpdateRecord(change func(*plan.Record)) error
 }
 
 // Identity proves once that the credential and the Node name work.

@@ -75,7 +75,7 @@ func TestAFaultAtEveryStepComesToRest(t *testing.T) {
 	}
 }
 
-func TestTheAPIServerAwayAtAnyStepIsWaitedFor(t *testing.T) {
+func TestAnAPIServerThatIsAwayAtAnyStepIsWaitedFor(t *testing.T) {
 	t.Parallel()
 	for minute := range 3 {
 		for second := 0; second < 60; second += 3 {

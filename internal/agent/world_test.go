@@ -59,7 +59,8 @@ const (
 	powerAfter
 )
 
-var faultNames = [...]string{"fails before", "fails after", "crashes before", "crashes after", "loses power before", "loses power after"}
+var faultNames = [...]string{"fails before", "fails after", "crashes before", "crashes after", "loses power before",
+	"loses power after"}
 
 var errInjected = errors.New("injected")
 
@@ -95,6 +96,7 @@ func (s *sim) op(remote bool, effect func() error) error {
 		case powerBefore:
 			s.powerCut()
 			panic(crash{})
+		default: // the others come after it
 		}
 	}
 	err := effect()
@@ -107,6 +109,7 @@ func (s *sim) op(remote bool, effect func() error) error {
 		case powerAfter:
 			s.powerCut()
 			panic(crash{})
+		default: // the others came before it
 		}
 	}
 	s.check()
@@ -279,17 +282,17 @@ func (s simSlots) Acquire(_ context.Context, _, _, boot string) (c Claim, err er
 			s.taken++
 			s.lease = fmt.Sprintf("lease-%d@%s", s.taken, boot)
 		}
-		c = Claim{Taken: true, Name: "slot-default-0", UID: s.lease, Boot: boot}
+		c = Claim{Taken: true, Name: "slot-default-0", UID: s.lease, Boot: boot, NodeUID: s.node.UID}
 		return nil
 	})
 	return c, err
 }
 
-func (s simSlots) Find(context.Context, string) (c Claim, err error) {
+func (s simSlots) Find(context.Context) (c Claim, err error) {
 	err = s.op(true, func() error {
 		if s.lease != "" {
 			_, boot, _ := cut(s.lease)
-			c = Claim{Taken: true, Name: "slot-default-0", UID: s.lease, Boot: boot}
+			c = Claim{Taken: true, Name: "slot-default-0", UID: s.lease, Boot: boot, NodeUID: s.node.UID}
 		}
 		return nil
 	})
@@ -404,8 +407,8 @@ func (s simHost) ReadRecord() (plan.Record, error) {
 	return s.record, nil
 }
 
-func (s simHost) WriteRecord(r plan.Record) error {
-	return s.op(false, func() error { s.record = r; return nil })
+func (s simHost) UpdateRecord(change func(*plan.Record)) error {
+	return s.op(false, func() error { change(&s.record); return nil })
 }
 func (s simHost) Fingerprint() string                     { return "" }
 func (s simHost) Prove(context.Context) error             { return nil }

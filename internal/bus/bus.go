@@ -214,9 +214,29 @@ func (b *Bus) Get(ctx context.Context, dest, path, iface, property string) (dbus
 	return dbus.Variant{}, fmt.Errorf("reading property %s.%s of %s: the answer is not a variant", iface, property, dest)
 }
 
+// Property is Get for a property of one type; any other is an error.
+func Property[T any](ctx context.Context, b *Bus, dest, path, iface, property string) (T, error) {
+	var zero T
+	v, err := b.Get(ctx, dest, path, iface, property)
+	if err != nil {
+		return zero, err
+	}
+	value, ok := v.Value().(T)
+	if !ok {
+		return zero, fmt.Errorf("reading property %s.%s of %s: it is a %T", iface, property, dest, v.Value())
+	}
+	return value, nil
+}
+
+// IsNamed says whether err is the answer of the other side with this D-Bus error name.
+func IsNamed(err error, name string) bool {
+	reply, ok := errors.AsType[dbus.Error](err)
+	return ok && reply.Name == name
+}
+
 // Watch calls handler for every signal that fits and that the owner of m.Sender sent, now and after every reconnect.
-// The handler runs on the bus goroutine and must not block. In a burst of more than 256 undelivered signals older bodies
-// of one watch are replaced by newer ones, and OnChange follows.
+// The handler runs on the bus goroutine and must not block. In a burst of more than 256 undelivered signals older
+// bodies of one watch are replaced by newer ones, and OnChange follows.
 func (b *Bus) Watch(m Match, handler func(Signal)) (stop func()) {
 	w := &watch{match: m, handler: handler}
 	b.mu.Lock()

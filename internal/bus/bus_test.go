@@ -24,31 +24,10 @@ const (
 
 var updaterMatch = Match{Sender: updater, Path: updaterPath, Interface: updater, Member: "Changed"}
 
-// run starts a Bus that ends with the test.
-func run(t *testing.T, b *Bus) *Bus {
-	t.Helper()
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	go func() { defer close(done); _ = b.Run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		select {
-		case <-done:
-		case <-time.After(10 * time.Second):
-			t.Error("Run does not end with its context")
-		}
-	})
-	return b
-}
-
 func connected(t *testing.T, d *bustest.Daemon) *Bus {
 	t.Helper()
-	b := run(t, New(Options{Address: d.Address}))
-	select {
-	case <-b.Ready():
-	case <-time.After(10 * time.Second):
-		t.Fatal("no connection")
-	}
+	b := New(Options{Address: d.Address})
+	bustest.Connect(t, b)
 	return b
 }
 
@@ -212,7 +191,7 @@ func TestAfterTheBusWasKilledEverythingStandsAgain(t *testing.T) {
 	b.OnChange(func() { changes.Add(1) })
 	got := &log{}
 	b.Watch(updaterMatch, got.add)
-	run(t, b)
+	bustest.Run(t, b)
 	for round := range int32(3) {
 		bustest.Eventually(t, "a connection", b.Connected)
 		bustest.Eventually(t, "the name", func() bool { return b.Serving("org.kured.Agent1") == nil })
@@ -234,7 +213,8 @@ func TestAfterTheBusWasKilledEverythingStandsAgain(t *testing.T) {
 		})
 		d.Kill()
 		bustest.Eventually(t, "the loss", func() bool { return !b.Connected() })
-		if _, err := b.Call(t.Context(), Call{Destination: updater, Path: "/", Member: "a.b.C"}); !errors.Is(err, ErrNotConnected) {
+		call := Call{Destination: updater, Path: "/", Member: "a.b.C"}
+		if _, err := b.Call(t.Context(), call); !errors.Is(err, ErrNotConnected) {
 			t.Errorf("a call without a bus: %v", err)
 		}
 		changes.Store(0)
@@ -268,11 +248,12 @@ func TestANameDeniedByPolicyIsToldAndTheRestWorks(t *testing.T) {
 	service := bustest.NewService(d, updater)
 	b := New(Options{Address: d.Address})
 	b.Serve("org.kured.Agent1", func(*dbus.Conn) error { return nil })
-	run(t, b)
+	bustest.Run(t, b)
 	<-b.Ready()
 	got := watchUpdater(t, b)
 	var refused dbus.Error
-	if err := b.Serving("org.kured.Agent1"); !errors.As(err, &refused) || refused.Name != "org.freedesktop.DBus.Error.AccessDenied" {
+	if err := b.Serving("org.kured.Agent1"); !errors.As(err, &refused) ||
+		refused.Name != "org.freedesktop.DBus.Error.AccessDenied" {
 		t.Errorf("Serving = %v", err)
 	}
 	service.Emit(updaterPath, updater+".Changed", "x")
@@ -350,7 +331,7 @@ func TestABusThatHangsUpAtOnceIsNotAskedInASpin(t *testing.T) {
 			accepted <- struct{}{}
 		}
 	}()
-	run(t, New(Options{Address: "unix:path=" + path}))
+	bustest.Run(t, New(Options{Address: "unix:path=" + path}))
 	for range 4 {
 		<-accepted
 	}
@@ -444,7 +425,7 @@ func TestMatchRulesAreQuoted(t *testing.T) {
 	}
 }
 
-func TestBusAddresses(t *testing.T) {
+func TestBusAddressesAreReadOrRefused(t *testing.T) {
 	for address, want := range map[string]string{
 		"unix:path=/run/dbus/system_bus_socket": "/run/dbus/system_bus_socket",
 		"unix:abstract=/tmp/x,guid=00":          "@/tmp/x",

@@ -16,7 +16,8 @@ import (
 )
 
 // connect dials, authenticates and says hello, all within one call's timeout: a bus that accepts and never answers held
-// PID 1 for 90 s an attempt (systemd/systemd#42981). godbus itself knows no deadline here, so the socket is closed on it.
+// PID 1 for 90 s an attempt (systemd/systemd#42981). godbus itself knows no deadline here, so the socket is closed on
+// it.
 func (b *Bus) connect(ctx context.Context) (*session, error) {
 	ctx, cancel := context.WithTimeout(ctx, b.timeout)
 	defer cancel()

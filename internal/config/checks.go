@@ -17,6 +17,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/validate/content"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/kured-agent/kured-agent/internal/text"
 )
 
 var (
@@ -69,7 +71,7 @@ func selector(s string) error {
 		return errors.New("is blank, which would select every pod")
 	}
 	if _, err := labels.Parse(s); err != nil {
-		return fmt.Errorf("%s is not a label selector: %s", quote(s), cut(err.Error(), 256)) // it repeats the text
+		return fmt.Errorf("%s is not a label selector: %s", quote(s), text.Cut(err.Error(), 256)) // it repeats the text
 	}
 	return nil
 }
@@ -117,8 +119,8 @@ func listenHost(host string) bool {
 func loadLocation(s string) (*time.Location, error) {
 	location, err := time.LoadLocation(s)
 	if err != nil {
-		return nil, fmt.Errorf(`%s is not a time zone: write a name such as "Europe/Berlin", "UTC", or "Local" for the host's`,
-			quote(s))
+		return nil, fmt.Errorf(`%s is not a time zone: write a name such as "Europe/Berlin", "UTC", `+
+			`or "Local" for the host's`, quote(s))
 	}
 	return location, nil
 }

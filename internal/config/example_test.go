@@ -94,8 +94,8 @@ func TestTheExampleHasEveryKey(t *testing.T) {
 	text = regexp.MustCompile(`(?m)^\[.*\]$`).ReplaceAllString(text, "$0\n"+stranger+" = 1")
 
 	_, err := Load(write(t, "config.toml", text), stub)
-	var all *Error
-	if !errors.As(err, &all) {
+	all, ok := errors.AsType[*Error](err)
+	if !ok {
 		t.Fatal(err)
 	}
 	tables := map[string]bool{}

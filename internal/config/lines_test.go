@@ -29,7 +29,7 @@ func places(p *place, path string) []string {
 	return all
 }
 
-func TestLocate(t *testing.T) {
+func TestEveryKeyIsFoundOnItsLine(t *testing.T) {
 	t.Parallel()
 	tests := []struct {
 		name string
@@ -91,7 +91,7 @@ func TestLocate(t *testing.T) {
 	}
 }
 
-func TestLocateRefusesDeepNesting(t *testing.T) {
+func TestDeepNestingIsRefused(t *testing.T) {
 	t.Parallel()
 	const many = 200_000
 	for name, text := range map[string]string{

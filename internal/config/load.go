@@ -14,6 +14,8 @@ import (
 	"syscall"
 
 	"github.com/BurntSushi/toml"
+
+	"github.com/kured-agent/kured-agent/internal/text"
 )
 
 const (
@@ -100,21 +102,22 @@ func readFile(file string, problems *[]Problem) *table {
 		*problems = append(*problems, Problem{File: file, Line: line, Key: key, Message: message})
 		return nil
 	}
-	text, err := readText(file)
+	content, err := readText(file)
 	if err != nil {
 		return refuse(0, "", err.Error())
 	}
-	places, tooDeep := locate(text)
+	places, tooDeep := locate(content)
 	if tooDeep > 0 {
 		return refuse(tooDeep, "", fmt.Sprintf("is nested more than %d deep", maxDepth))
 	}
 	var values map[string]any
-	if _, err := toml.Decode(text, &values); err != nil {
-		var syntax toml.ParseError
-		if !errors.As(err, &syntax) {
+	if _, err := toml.Decode(content, &values); err != nil {
+		syntax, ok := errors.AsType[toml.ParseError](err)
+		if !ok {
 			return refuse(0, "", err.Error())
 		}
-		return refuse(syntax.Position.Line, cut(syntax.LastKey, maxText), "is not TOML: "+cut(syntax.Message, maxText))
+		return refuse(syntax.Position.Line, text.Cut(syntax.LastKey, maxText),
+			"is not TOML: "+text.Cut(syntax.Message, maxText))
 	}
 	return &table{file: file, place: places, values: values, problems: problems}
 }
@@ -162,11 +165,10 @@ func checkOwner(info fs.FileInfo, euid int) error {
 
 // cause strips the operation and the path from an error of the file system: a Problem names its file already.
 func cause(err error) error {
-	var path *fs.PathError
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
+	if errors.Is(err, fs.ErrNotExist) {
 		return errors.New("does not exist; an empty file means all defaults")
-	case errors.As(err, &path):
+	}
+	if path, ok := errors.AsType[*fs.PathError](err); ok {
 		return fmt.Errorf("reading it: %w", path.Err)
 	}
 	return err

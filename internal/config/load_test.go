@@ -80,9 +80,9 @@ func load(t *testing.T, files ...string) *Config {
 	return c
 }
 
-// TestErrors compares what Load says with testdata/*.txtar. Each archive holds the files of a configuration directory
-// and, as "want", the error. "chmod MODE FILE" in its comment sets a mode.
-func TestErrors(t *testing.T) {
+// TestEveryProblemIsToldWithItsFileLineAndKey compares what Load says with testdata/*.txtar. Each archive holds the
+// files of a configuration directory and, as "want", the error. "chmod MODE FILE" in its comment sets a mode.
+func TestEveryProblemIsToldWithItsFileLineAndKey(t *testing.T) {
 	archives, err := filepath.Glob("testdata/*.txtar")
 	if err != nil || len(archives) == 0 {
 		t.Fatal(archives, err)
@@ -121,8 +121,7 @@ func TestErrors(t *testing.T) {
 			}
 
 			_, err = Load("config.toml", stub)
-			var all *Error
-			if !errors.As(err, &all) {
+			if _, ok := errors.AsType[*Error](err); !ok {
 				t.Fatalf("error is %v", err)
 			}
 			got := []byte(err.Error() + "\n")
@@ -340,7 +339,7 @@ func TestAMissingFileIsNamed(t *testing.T) {
 	}
 }
 
-func TestHooksMayBeLeftOut(t *testing.T) {
+func TestWithoutHooksAnySourceIsTaken(t *testing.T) {
 	t.Parallel()
 	c, err := Load(write(t, "config.toml", "[[source]]\ntype = 'anything'\nkey = 1\n"), Options{})
 	if err != nil || len(c.Sources) != 1 {
@@ -381,7 +380,7 @@ func TestOnlyRootAndOurselvesMayWriteTheConfiguration(t *testing.T) {
 	}
 }
 
-func TestWhatIsNoRegularFileIsRefusedAtOnce(t *testing.T) {
+func TestAPipeOrADirectoryIsRefusedAtOnce(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	main := filepath.Join(dir, "config.toml")
@@ -443,13 +442,13 @@ func TestAProblemStaysOnItsLine(t *testing.T) {
 func TestAWebhookIsNotPrinted(t *testing.T) {
 	t.Parallel()
 	_, err := Load(write(t, "config.toml", "[notify]\nurls = ['slack://secret@x', 'https://x/%zzsecret']\n"), stub)
-	var all *Error
-	if !errors.As(err, &all) || len(all.Problems) != 2 || strings.Contains(err.Error(), "secret") {
+	all, ok := errors.AsType[*Error](err)
+	if !ok || len(all.Problems) != 2 || strings.Contains(err.Error(), "secret") {
 		t.Errorf("error is %v", err)
 	}
 }
 
-func TestNearest(t *testing.T) {
+func TestASlipFindsTheNearestName(t *testing.T) {
 	t.Parallel()
 	known := []string{"enabled", "timeout", "grace_period", "skip", "max_hold"}
 	for s, want := range map[string]string{
@@ -463,7 +462,7 @@ func TestNearest(t *testing.T) {
 	}
 }
 
-func TestShort(t *testing.T) {
+func TestDurationsArePrintedWithoutZeroUnits(t *testing.T) {
 	t.Parallel()
 	for d, want := range map[time.Duration]string{
 		0: "0s", time.Second: "1s", 10 * time.Second: "10s", 20 * time.Minute: "20m", time.Hour: "1h",
@@ -502,8 +501,8 @@ func FuzzLoad(f *testing.F) {
 			}
 			return
 		}
-		var all *Error
-		if !errors.As(err, &all) || len(all.Problems) == 0 {
+		all, ok := errors.AsType[*Error](err)
+		if !ok || len(all.Problems) == 0 {
 			t.Fatalf("error is %v", err)
 		}
 		for _, p := range all.Problems {

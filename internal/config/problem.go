@@ -10,6 +10,8 @@ import (
 	"strings"
 	"unicode"
 	"unicode/utf8"
+
+	"github.com/kured-agent/kured-agent/internal/text"
 )
 
 // Problem is one thing that is wrong with the configuration.
@@ -67,21 +69,10 @@ func sortProblems(problems []Problem, files []string) {
 
 // quote prints a value of the admin's, cut to a length that fits a line.
 func quote(s string) string {
-	if short := cut(s, 64); len(short) < len(s) {
+	if short := text.Cut(s, 64); len(short) < len(s) {
 		return strconv.Quote(short) + "..."
 	}
 	return strconv.Quote(s)
-}
-
-// cut returns at most the first n bytes of s, whole characters only.
-func cut(s string, n int) string {
-	if len(s) <= n {
-		return s
-	}
-	for n > 0 && !utf8.RuneStart(s[n]) {
-		n--
-	}
-	return s[:n]
 }
 
 // quoted prints names in quotes.

@@ -162,10 +162,8 @@ func (t *table) duration(key string, into *time.Duration, least time.Duration, w
 	if !ok {
 		return
 	}
-	form := `write a number and a unit (s, m or h), such as "30s", "20m" or "24h"`
-	for _, w := range word {
-		form += fmt.Sprintf(", or %q", w)
-	}
+	form := strings.Join(append([]string{`write a number and a unit (s, m or h), such as "30s", "20m" or "24h"`},
+		quoted(word)...), ", or ")
 	s, ok := v.(string)
 	if n, isInteger := v.(int64); isInteger {
 		s, ok = strconv.FormatInt(n, 10), true

@@ -26,12 +26,14 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 
+	"github.com/kured-agent/kured-agent/internal/api"
 	"github.com/kured-agent/kured-agent/internal/plan"
 )
 
 const (
 	pageLimit   = "250"
 	maxPages    = 40
+	maxText     = 300 // of what others say, in a why
 	concurrency = 10
 
 	// A budget that allows nothing is asked again after 5 s, then ever slower. Without any delay a drain is a hot loop
@@ -57,6 +59,7 @@ type Options struct {
 	Skip          string        // label selector of pods left alone; empty: none
 	GracePeriod   time.Duration // negative: each pod's own
 	UnmanagedPods string        // "evict" or "block" pods without a controller
+	GoOn          bool          // evict the others although one blocks: after the timeout the node reboots all the same
 	Uptime        func() time.Duration
 }
 
@@ -124,7 +127,7 @@ func (c *Client) list(ctx context.Context) ([]pod, error) {
 		if next != "" {
 			request.Param("continue", next)
 		}
-		raw, err := answer(request.MaxRetries(0).Do(ctx))
+		raw, err := api.Body(request.MaxRetries(0).Do(ctx))
 		if err != nil {
 			return nil, fmt.Errorf("listing the pods of node %q: %w", c.o.Node, err)
 		}
@@ -189,9 +192,11 @@ func (c *Client) observe(pods []pod, now time.Duration) plan.Pods {
 	}
 	switch {
 	case out.Left == 0:
-	case len(blocking) > 0:
+	case len(blocking) > 0 && !c.o.GoOn:
 		c.left, c.wave = nil, nil // not half a drain either
 		out.Fatal, out.Why = true, unmanaged(blocking)
+	case len(left)+len(going) == 0: // only what blocks
+		out.Fatal, out.Why, out.Next = true, unmanaged(blocking), now+lastRetry
 	default:
 		c.wait(&out, going, now)
 	}
@@ -244,7 +249,7 @@ func (c *Client) wait(out *plan.Pods, going []pod, now time.Duration) {
 		out.Next = due
 	}
 	if out.Why == "" {
-		out.Why = fmt.Sprintf("%d pods to evict, first %s", len(c.wave), c.wave[0].name())
+		out.Why = fmt.Sprintf("pod %s is next", c.wave[0].name())
 	}
 }
 
@@ -261,7 +266,7 @@ func (c *Client) slowest(going []pod, now time.Duration) string {
 	if len(going) == 1 {
 		return fmt.Sprintf("pod %s is ending", going[0].name())
 	}
-	return fmt.Sprintf("%d pods are ending, among them %s", len(going), going[0].name())
+	return fmt.Sprintf("pod %s and others are ending", going[0].name())
 }
 
 // Pass evicts every pod that the last Look found due. What the API server says of a single pod shows in the next Look;
@@ -369,6 +374,7 @@ func (c *Client) record(p *pod, o outcome) outcome {
 	case accepted, budget, doomed, refused, unclear: // accepted: the next list shows it going, or it is asked again
 		t.delay = min(max(t.delay*3/2, firstRetry), lastRetry)
 		t.due = now + jitter(max(t.delay, o.After))
+	case gone, busy: // due is set above
 	}
 	return o
 }
@@ -401,12 +407,4 @@ func (c *Client) delete(ctx context.Context, p *pod) error {
 	options.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "DeleteOptions"}
 	return c.core.Delete().Namespace(p.Metadata.Namespace).Resource("pods").Name(p.Metadata.Name).MaxRetries(0).
 		Body(options).Do(ctx).Error()
-}
-
-// answer returns the body, or the error as the server gave it: Raw alone drops its reason and message.
-func answer(result rest.Result) ([]byte, error) {
-	if err := result.Error(); err != nil {
-		return nil, err
-	}
-	return result.Raw()
 }

@@ -16,7 +16,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/kured-agent/kured-agent/internal/drain"
-	"github.com/kured-agent/kured-agent/internal/kube"
+	"github.com/kured-agent/kured-agent/internal/kube/kubetest"
 	"github.com/kured-agent/kured-agent/internal/plan"
 	"github.com/kured-agent/kured-agent/test/cluster"
 )
@@ -42,12 +42,9 @@ func agent(t *testing.T, node string, change ...func(*drain.Options)) (*cluster.
 	t.Helper()
 	c := shared.For(t)
 	c.NewKubelet(node, cluster.KubeletOptions{})
-	k, err := kube.Connect(kube.Options{Kubeconfig: c.AgentKubeconfig(node), QPS: 1000})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(k.CloseIdle)
-	o := drain.Options{Node: node, GracePeriod: -1, UnmanagedPods: "block", Uptime: func() time.Duration { return time.Since(started) + time.Hour }}
+	k := kubetest.Connect(t, c.AgentKubeconfig(node))
+	o := drain.Options{Node: node, GracePeriod: -1, UnmanagedPods: "block",
+		Uptime: func() time.Duration { return time.Since(started) + time.Hour }}
 	for _, f := range change {
 		f(&o)
 	}
@@ -107,12 +104,16 @@ func varied(t *testing.T, c *cluster.Cluster, node string) (finished []string) {
 	c.Pod(node, prefix+"important", cluster.PodOptions{Owner: "ReplicaSet", Priority: &high})
 	c.Pod(node, prefix+"done", cluster.PodOptions{Owner: "Job", OwnerName: "done"})
 	c.Pod(node, prefix+"failed", cluster.PodOptions{})
-	c.Pod(node, prefix+"tolerates", cluster.PodOptions{Owner: "ReplicaSet", Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}}})
-	for _, name := range []string{"rs", "sts", "job", "ds", "bare", "empty-dir", "important", "done", "failed", "tolerates"} {
+	c.Pod(node, prefix+"tolerates",
+		cluster.PodOptions{Owner: "ReplicaSet", Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}}})
+	for _, name := range []string{"rs", "sts", "job", "ds", "bare", "empty-dir", "important", "done",
+		"failed", "tolerates"} {
 		c.WaitRunning(prefix + name)
 	}
-	c.MustKubectl("patch", "pod", prefix+"done", "--subresource=status", "--type=merge", "-p", `{"status":{"phase":"Succeeded"}}`)
-	c.MustKubectl("patch", "pod", prefix+"failed", "--subresource=status", "--type=merge", "-p", `{"status":{"phase":"Failed"}}`)
+	c.MustKubectl("patch", "pod", prefix+"done", "--subresource=status", "--type=merge", "-p",
+		`{"status":{"phase":"Succeeded"}}`)
+	c.MustKubectl("patch", "pod", prefix+"failed", "--subresource=status", "--type=merge", "-p",
+		`{"status":{"phase":"Failed"}}`)
 	return []string{"default/" + prefix + "done", "default/" + prefix + "failed"}
 }
 
@@ -182,7 +183,8 @@ func TestABudgetThatRefusesIsWaitedForAndNamed(t *testing.T) {
 		return strings.Contains(look(t, d).Why, "disruption budget web needs 1 healthy pods and has 1 currently")
 	})
 	pods := look(t, d)
-	if pods.Left != 1 || pods.Fatal || !strings.Contains(pods.Why, "pod default/web-1: its PodDisruptionBudget allows no disruption") {
+	if pods.Left != 1 || pods.Fatal ||
+		!strings.Contains(pods.Why, "pod default/web-1: its PodDisruptionBudget allows no disruption") {
 		t.Errorf("%+v", pods)
 	}
 	if wait := pods.Next - time.Since(started) - time.Hour; wait < 3*time.Second || wait > 6*time.Second {
@@ -211,7 +213,8 @@ func TestAPodUnderTwoBudgetsIsFatalAndNamed(t *testing.T) {
 	if err := d.Pass(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if pods := look(t, d); !pods.Fatal || !strings.Contains(pods.Why, "default/torn") || !strings.Contains(pods.Why, "more than one PodDisruptionBudget") {
+	if pods := look(t, d); !pods.Fatal || !strings.Contains(pods.Why, "default/torn") ||
+		!strings.Contains(pods.Why, "more than one PodDisruptionBudget") {
 		t.Errorf("%+v", pods)
 	}
 }
@@ -244,6 +247,18 @@ func TestAPodThatHangsIsNamed(t *testing.T) {
 	drained(t, c, d)
 }
 
+// optional applies an optional manifest until the test ends.
+func optional(t *testing.T, c *cluster.Cluster, name string) {
+	t.Helper()
+	root, err := cluster.ModuleRoot()
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := root + "/packaging/kubernetes/optional/" + name
+	c.MustKubectl("apply", "-f", file)
+	t.Cleanup(func() { c.MustKubectl("delete", "-f", file) })
+}
+
 func TestDeletionNeedsTheOptionalRight(t *testing.T) {
 	c, d := agent(t, "deletion")
 	labels := map[string]string{"budget": "never"}
@@ -255,13 +270,7 @@ func TestDeletionNeedsTheOptionalRight(t *testing.T) {
 		!strings.Contains(err.Error(), `cannot delete resource "pods"`) {
 		t.Errorf("got %v", err)
 	}
-	root, err := cluster.ModuleRoot()
-	if err != nil {
-		t.Fatal(err)
-	}
-	file := root + "/packaging/kubernetes/optional/delete-pods.yaml"
-	c.MustKubectl("apply", "-f", file)
-	t.Cleanup(func() { c.MustKubectl("delete", "-f", file) })
+	optional(t, c, "delete-pods.yaml")
 	c.Eventually("deletion is allowed", 10*time.Second, func() bool { return d.Delete(t.Context()) == nil })
 	drained(t, c, d)
 }
@@ -272,22 +281,15 @@ func TestTheOptionalPolicyConfinesEvictionsToTheOwnNode(t *testing.T) {
 	c.Pod("foreign", "theirs", cluster.PodOptions{Owner: "ReplicaSet"})
 	c.Pod("confined", "mine", cluster.PodOptions{Owner: "ReplicaSet"})
 	c.WaitRunning("theirs", "mine")
-	root, err := cluster.ModuleRoot()
-	if err != nil {
-		t.Fatal(err)
-	}
-	file := root + "/packaging/kubernetes/optional/policy-eviction.yaml"
-	c.MustKubectl("apply", "-f", file)
-	t.Cleanup(func() { c.MustKubectl("delete", "-f", file) })
-	k, err := kube.Connect(kube.Options{Kubeconfig: c.AgentKubeconfig("confined")})
-	if err != nil {
-		t.Fatal(err)
-	}
+	optional(t, c, "policy-eviction.yaml")
+	k := kubetest.Connect(t, c.AgentKubeconfig("confined"))
 	c.Eventually("the policy refuses", 20*time.Second, func() bool {
 		err := k.Core().Post().Namespace("default").Resource("pods").Name("theirs").SubResource("eviction").
-			Body([]byte(`{"apiVersion":"policy/v1","kind":"Eviction","metadata":{"name":"theirs","namespace":"default"},"deleteOptions":{"dryRun":["All"]}}`)).
+			Body([]byte(`{"apiVersion":"policy/v1","kind":"Eviction","metadata":{"name":"theirs","namespace":"default"},` +
+				`"deleteOptions":{"dryRun":["All"]}}`)).
 			Do(t.Context()).Error()
-		return err != nil && strings.Contains(err.Error(), `kured-agent on node "confined" may not evict pod default/theirs of another node`)
+		return err != nil &&
+			strings.Contains(err.Error(), `kured-agent on node "confined" may not evict pod default/theirs of another node`)
 	})
 	drained(t, c, d)
 }

@@ -27,7 +27,8 @@ type object map[string]any
 func podObject(name string, with ...func(object)) object {
 	p := object{
 		"metadata": object{"name": name, "namespace": "default", "uid": "uid-" + name,
-			"ownerReferences": []object{{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "rs", "uid": "rs", "controller": true}}},
+			"ownerReferences": []object{{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "rs", "uid": "rs",
+				"controller": true}}},
 		"spec":   object{"nodeName": "n1"},
 		"status": object{"phase": "Running"},
 	}
@@ -208,7 +209,8 @@ func (s *podServer) list(w http.ResponseWriter, r *http.Request) {
 func client(t *testing.T, s *podServer, change ...func(*Options)) *Client {
 	t.Helper()
 	k, _ := kubetest.Server(t, s)
-	o := Options{Node: "n1", GracePeriod: -1, UnmanagedPods: "block", Uptime: func() time.Duration { return time.Duration(s.now.Load()) }}
+	o := Options{Node: "n1", GracePeriod: -1, UnmanagedPods: "block",
+		Uptime: func() time.Duration { return time.Duration(s.now.Load()) }}
 	for _, f := range change {
 		f(&o)
 	}
@@ -231,15 +233,19 @@ func round(t *testing.T, c *Client) (left int, next time.Duration, why string, f
 }
 
 func TestADrainEmptiesTheNodeWaveByWave(t *testing.T) {
-	s := newPodServer(podObject("a"), podObject("b"), podObject("critical", priority(2000000000)), podObject("low", priority(-10)),
+	s := newPodServer(podObject("a"), podObject("b"), podObject("critical", priority(2000000000)),
+		podObject("low", priority(-10)),
 		podObject("ds", owned("DaemonSet")), podObject("done", phase("Succeeded")))
 	c := client(t, s)
 	var order [][]string
+	var whys []string
 	for range 4 {
 		before := maps.Clone(s.asked)
-		if left, _, _, _ := round(t, c); left == 0 {
+		left, _, why, _ := round(t, c)
+		if left == 0 {
 			break
 		}
+		whys = append(whys, why)
 		var wave []string
 		for name, n := range s.asked {
 			if n > before[name] {
@@ -251,6 +257,10 @@ func TestADrainEmptiesTheNodeWaveByWave(t *testing.T) {
 	}
 	if diff := cmp.Diff([][]string{{"low"}, {"a", "b"}, {"critical"}}, order); diff != "" {
 		t.Errorf("waves (-want +got):\n%s", diff)
+	}
+	next := []string{"pod default/low is next", "pod default/a is next", "pod default/critical is next"}
+	if diff := cmp.Diff(next, whys); diff != "" {
+		t.Errorf("whys (-want +got):\n%s", diff)
 	}
 	if c.Evictions() != 4 || len(s.pods) != 2 {
 		t.Errorf("%d evictions, left %v", c.Evictions(), s.pods)
@@ -271,7 +281,8 @@ func TestAnEvictionMeansExactlyTheListedPod(t *testing.T) {
 
 func budgetAnswer(w http.ResponseWriter) {
 	kubetest.Status(w, 429, "TooManyRequests", "Cannot evict pod as it would violate the pod's disruption budget.",
-		map[string]any{"causes": []any{map[string]any{"reason": "DisruptionBudget", "message": "The disruption budget web needs 2 healthy pods and has 2 currently"}}})
+		map[string]any{"causes": []any{map[string]any{"reason": "DisruptionBudget",
+			"message": "The disruption budget web needs 2 healthy pods and has 2 currently"}}})
 }
 
 func TestARefusingBudgetIsAskedAtMostFifteenTimesAMinute(t *testing.T) {
@@ -281,7 +292,8 @@ func TestARefusingBudgetIsAskedAtMostFifteenTimesAMinute(t *testing.T) {
 	start := s.now.Load()
 	round(t, c)
 	left, next, why, fatal := round(t, c)
-	if left != 1 || fatal || !strings.Contains(why, "default/web-1") || !strings.Contains(why, "disruption budget web needs 2") {
+	if left != 1 || fatal || !strings.Contains(why, "default/web-1") ||
+		!strings.Contains(why, "disruption budget web needs 2") {
 		t.Errorf("left %d, fatal %v, why %q", left, fatal, why)
 	}
 	if wait := next - time.Duration(s.now.Load()); wait < 4*time.Second || wait > 6*time.Second {
@@ -325,7 +337,8 @@ func TestWhatEachAnswerMeans(t *testing.T) {
 		{"absurd wait", 429, "TooManyRequests", "", map[string]any{"retryAfterSeconds": 1000000}, busy, 5 * time.Minute},
 		{"namespace ends", 403, "Forbidden", "", causes("NamespaceTerminating"), doomed, 0},
 		{"missing right", 403, "Forbidden", "cannot create resource", nil, refused, 0},
-		{"several budgets", 500, "InternalError", "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support.", nil, refused, 0},
+		{"several budgets", 500, "InternalError",
+			"This pod has more than one PodDisruptionBudget, which the eviction subresource does not support.", nil, refused, 0},
 		{"internal error", 500, "InternalError", "etcd", nil, unclear, 0},
 		{"timeout", 504, "Timeout", "", nil, unclear, 0},
 		{"expired credential", 401, "Unauthorized", "", nil, unclear, 0},
@@ -393,7 +406,8 @@ func TestAnUnmanagedPodStopsTheDrainBeforeItBegins(t *testing.T) {
 	s := newPodServer(podObject("a"), podObject("bare-1", bare), podObject("bare-2", bare))
 	c := client(t, s)
 	left, _, why, fatal := round(t, c)
-	if left != 3 || !fatal || !strings.Contains(why, "default/bare-1 (and 1 more)") || !strings.Contains(why, `unmanaged_pods = "evict"`) {
+	if left != 3 || !fatal || !strings.Contains(why, "default/bare-1 (and 1 more)") ||
+		!strings.Contains(why, `unmanaged_pods = "evict"`) {
 		t.Errorf("left %d, fatal %v, %q", left, fatal, why)
 	}
 	if err := c.Pass(t.Context()); err != nil || len(s.asked) != 0 {
@@ -407,10 +421,15 @@ func TestAnUnmanagedPodStopsTheDrainBeforeItBegins(t *testing.T) {
 }
 
 func TestPodsThatAreEndingAreWaitedForAndNamed(t *testing.T) {
-	s := newPodServer(podObject("a", set("spec", "terminationGracePeriodSeconds", 10)))
+	grace := set("spec", "terminationGracePeriodSeconds", 10)
+	s := newPodServer(podObject("a", grace), podObject("b", grace))
 	s.linger = true
 	c := client(t, s)
 	round(t, c)
+	if _, _, why, _ := round(t, c); why != "pod default/a and others are ending" {
+		t.Errorf("why %q", why)
+	}
+	delete(s.pods, "b")
 	var waits []time.Duration
 	for range 5 {
 		_, next, why, _ := round(t, c)

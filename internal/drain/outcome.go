@@ -3,15 +3,16 @@
 package drain
 
 import (
-	"errors"
 	"net/http"
 	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/kured-agent/kured-agent/internal/api"
+	"github.com/kured-agent/kured-agent/internal/text"
 )
 
 // verdict is what the answer to an eviction means for the drain.
@@ -38,12 +39,11 @@ func judge(err error) outcome {
 	if err == nil {
 		return outcome{Verdict: accepted}
 	}
-	reported := apierrors.APIStatus(nil)
-	if !errors.As(err, &reported) {
-		return outcome{Verdict: unclear, Why: bound(err.Error())}
+	status, answered := api.Refusal(err)
+	if !answered {
+		return outcome{Verdict: unclear, Why: text.Line(err.Error(), maxText)}
 	}
-	status := reported.Status()
-	o := outcome{Verdict: unclear, Why: bound(status.Message)}
+	o := outcome{Verdict: unclear, Why: text.Line(status.Message, maxText)}
 	if status.Details != nil {
 		o.After = time.Duration(min(max(status.Details.RetryAfterSeconds, 0), 300)) * time.Second
 	}
@@ -53,7 +53,7 @@ func judge(err error) outcome {
 		// 403 is "disruptions allowed is negative" and the like: the budget's controller is behind.
 		o.Verdict = budget
 		if disruption != "" {
-			o.Why = bound(disruption)
+			o.Why = text.Line(disruption, maxText)
 		}
 	case code == http.StatusNotFound, code == http.StatusConflict:
 		// 409 is the UID precondition. Another conflict shows in the next list.

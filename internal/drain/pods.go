@@ -4,9 +4,10 @@ package drain
 
 import (
 	"fmt"
-	"strings"
 
 	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/kured-agent/kured-agent/internal/text"
 )
 
 // pod is what a drain needs of a Pod. The whole object of a few hundred pods would double the agent's memory.
@@ -47,7 +48,7 @@ type podList struct {
 	Items []pod `json:"items"`
 }
 
-func (p *pod) name() string { return bound(p.Metadata.Namespace + "/" + p.Metadata.Name) }
+func (p *pod) name() string { return text.Line(p.Metadata.Namespace+"/"+p.Metadata.Name, maxText) }
 
 // controller is the owner that would start the pod again, or nil.
 func (p *pod) controller() *owner {
@@ -117,19 +118,4 @@ func classify(p *pod, node string, skip labels.Selector, evictUnmanaged bool) cl
 		return blocks
 	}
 	return evicted
-}
-
-// bound keeps text of others short and printable.
-func bound(s string) string {
-	const limit = 300
-	s = strings.Map(func(r rune) rune {
-		if r < ' ' || r == 0x7f {
-			return ' '
-		}
-		return r
-	}, s)
-	if len(s) > limit {
-		s = strings.ToValidUTF8(s[:limit], "") + "…"
-	}
-	return s
 }

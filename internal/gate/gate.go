@@ -11,7 +11,11 @@ import (
 	"sync"
 
 	"k8s.io/client-go/rest"
+
+	"github.com/kured-agent/kured-agent/internal/text"
 )
+
+const maxText = 400 // of one blocker
 
 // Prometheus is one instant query; any result of it blocks.
 type Prometheus struct {
@@ -61,7 +65,7 @@ func (s *Set) pods(ctx context.Context, selector string) string {
 	const shown = 3
 	pods, err := listPods(ctx, s.o.Core, s.o.Node, selector)
 	if err != nil {
-		return bound(fmt.Sprintf("pods %q: no answer: %v", selector, err))
+		return text.Line(fmt.Sprintf("pods %q: no answer: %v", selector, err), maxText)
 	}
 	if len(pods) == 0 {
 		return ""
@@ -70,7 +74,7 @@ func (s *Set) pods(ctx context.Context, selector string) string {
 	for _, p := range pods {
 		names = append(names, p.String())
 	}
-	return bound(fmt.Sprintf("pods %q: %s", selector, first(names, shown)))
+	return text.Line(fmt.Sprintf("pods %q: %s", selector, first(names, shown)), maxText)
 }
 
 func first(names []string, n int) string {
@@ -78,27 +82,4 @@ func first(names []string, n int) string {
 		names = append(names[:n:n], fmt.Sprintf("and %d more", more))
 	}
 	return strings.Join(names, ", ")
-}
-
-// bound keeps text of others short and printable.
-func bound(s string) string {
-	const limit = 400
-	s = strings.Map(func(r rune) rune {
-		if r < ' ' || r == 0x7f {
-			return ' '
-		}
-		return r
-	}, s)
-	if len(s) > limit {
-		s = strings.ToValidUTF8(s[:limit], "") + "…"
-	}
-	return s
-}
-
-// answer returns the body, or the error as the server gave it: Raw alone drops its reason and message.
-func answer(result rest.Result) ([]byte, error) {
-	if err := result.Error(); err != nil {
-		return nil, err
-	}
-	return result.Raw()
 }

@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/kured-agent/kured-agent/internal/gate"
-	"github.com/kured-agent/kured-agent/internal/kube"
+	"github.com/kured-agent/kured-agent/internal/kube/kubetest"
 	"github.com/kured-agent/kured-agent/test/cluster"
 )
 
@@ -31,11 +31,7 @@ func TestOnlyPodsThatRunOnThisNodeBlock(t *testing.T) {
 	c := shared.For(t)
 	c.NewKubelet("n1", cluster.KubeletOptions{})
 	c.NewKubelet("n2", cluster.KubeletOptions{})
-	k, err := kube.Connect(kube.Options{Kubeconfig: c.AgentKubeconfig("n1")})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(k.CloseIdle)
+	k := kubetest.Connect(t, c.AgentKubeconfig("n1"))
 	set := gate.New(gate.Options{Pods: []string{"job in (backup)"}, Node: "n1", Core: k.Core()})
 	labels := map[string]string{"job": "backup"}
 	c.Pod("n2", "elsewhere", cluster.PodOptions{Labels: labels})

@@ -30,11 +30,15 @@ func TestWhatAnAnswerBlocksWith(t *testing.T) {
 		fails      string // of the error
 	}{
 		{name: "no series", body: reply("vector", `[]`)},
-		{name: "an alert", body: reply("vector", `[{"metric":{"alertname":"NodeDown","instance":"n2"},"value":[1,"1"]}]`), want: "NodeDown (n2)"},
-		{name: "series without a name", body: reply("vector", `[{"metric":{"__name__":"up","job":"x"},"value":[1,"0"]}]`), want: `up{job="x"}`},
+		{name: "an alert", body: reply("vector", `[{"metric":{"alertname":"NodeDown","instance":"n2"},"value":[1,"1"]}]`),
+			want: "NodeDown (n2)"},
+		{name: "series without a name", body: reply("vector", `[{"metric":{"__name__":"up","job":"x"},"value":[1,"0"]}]`),
+			want: `up{job="x"}`},
 		{name: "a value of zero is a result too", body: reply("vector", `[{"metric":{},"value":[1,"0"]}]`), want: "{}"},
-		{name: "our own alert", body: reply("vector", `[{"metric":{"alertname":"KuredAgentRebootRequired"},"value":[1,"1"]}]`)},
-		{name: "our own and another", body: reply("vector", `[{"metric":{"alertname":"KuredAgentX"}},{"metric":{"alertname":"Other"}}]`), want: "Other"},
+		{name: "our own alert",
+			body: reply("vector", `[{"metric":{"alertname":"KuredAgentRebootRequired"},"value":[1,"1"]}]`)},
+		{name: "our own and another",
+			body: reply("vector", `[{"metric":{"alertname":"KuredAgentX"}},{"metric":{"alertname":"Other"}}]`), want: "Other"},
 		{name: "a matrix", body: reply("matrix", `[{"metric":{"alertname":"A"},"values":[[1,"1"]]}]`), want: "A"},
 		{name: "an empty matrix", body: reply("matrix", `[]`)},
 		{name: "scalar zero", body: reply("scalar", `[1,"0"]`)},
@@ -48,7 +52,8 @@ func TestWhatAnAnswerBlocksWith(t *testing.T) {
 		{name: "no result", body: reply("vector", `null`), fails: "no result"},
 		{name: "wrong result", body: reply("vector", `{"a":1}`), fails: "reading a vector"},
 		{name: "short scalar", body: reply("scalar", `[1]`), fails: "not a pair"},
-		{name: "error with its text", code: 400, body: `{"status":"error","errorType":"bad_data","error":"parse error at char 3"}`, fails: "HTTP 400: parse error"},
+		{name: "error with its text", code: 400,
+			body: `{"status":"error","errorType":"bad_data","error":"parse error at char 3"}`, fails: "HTTP 400: parse error"},
 		{name: "error page", code: 502, body: `<html>`, fails: "HTTP 502"},
 		{name: "login page", body: `<html>`, fails: "not an answer of the Prometheus API"},
 		{name: "other JSON", body: `{"ok":true}`, fails: "not an answer of the Prometheus API"},
@@ -90,7 +95,8 @@ func TestTheQueryAndTheTokenReachTheServer(t *testing.T) {
 	dir := t.TempDir()
 	ca, token := filepath.Join(dir, "ca.pem"), filepath.Join(dir, "token")
 	write(t, ca, string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})))
-	set := New(Options{Prometheus: []Prometheus{{URL: server.URL + "/prom/", Query: `ALERTS{a="b&c"}`, CAFile: ca, TokenFile: token}}})
+	set := New(Options{Prometheus: []Prometheus{{URL: server.URL + "/prom/", Query: `ALERTS{a="b&c"}`, CAFile: ca,
+		TokenFile: token}}})
 	for _, secret := range []string{"one\n", "two"} { // a renewed token is used at once
 		write(t, token, secret)
 		if got := set.Check(t.Context()); got != nil {
@@ -179,7 +185,8 @@ func TestPodsBlockWhileTheyRun(t *testing.T) {
 		phase  string
 		blocks bool
 	}{{"Running", true}, {"Pending", true}, {"Unknown", true}, {"Succeeded", false}, {"Failed", false}} {
-		pods = []map[string]any{{"metadata": map[string]any{"name": "p", "namespace": "ns"}, "status": map[string]any{"phase": c.phase}}}
+		pods = []map[string]any{{"metadata": map[string]any{"name": "p", "namespace": "ns"},
+			"status": map[string]any{"phase": c.phase}}}
 		got := set.Check(t.Context())
 		if (len(got) == 1 && strings.Contains(got[0], "ns/p")) != c.blocks || len(got) > 1 {
 			t.Errorf("%s: %q", c.phase, got)

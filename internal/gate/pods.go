@@ -9,6 +9,9 @@ import (
 	"strings"
 
 	"k8s.io/client-go/rest"
+
+	"github.com/kured-agent/kured-agent/internal/api"
+	"github.com/kured-agent/kured-agent/internal/text"
 )
 
 // pod is the little that is read of one.
@@ -41,7 +44,7 @@ func (p pod) ready() bool {
 
 // listPods returns the pods of the selector on the node that have not ended, at most 50.
 func listPods(ctx context.Context, core rest.Interface, node, selector string) ([]pod, error) {
-	raw, err := answer(core.Get().Resource("pods").
+	raw, err := api.Body(core.Get().Resource("pods").
 		Param("fieldSelector", "spec.nodeName="+node+",status.phase!=Succeeded,status.phase!=Failed").
 		Param("labelSelector", selector).Param("limit", "50").MaxRetries(0).Do(ctx))
 	if err != nil {
@@ -74,8 +77,8 @@ func NewReady(core rest.Interface, node string, selectors []string) *Ready {
 	return &Ready{core: core, node: node, selectors: selectors}
 }
 
-// Missing says which pod is not there or not Ready, or nothing. A pod of every selector must be on the node: right after
-// a boot an absent pod is one that has not come yet (kubereboot/kured#76).
+// Missing says which pod is not there or not Ready, or nothing. A pod of every selector must be on the node: right
+// after a boot an absent pod is one that has not come yet (kubereboot/kured#76).
 func (r *Ready) Missing(ctx context.Context) (string, error) {
 	for _, selector := range r.selectors {
 		pods, err := listPods(ctx, r.core, r.node, selector)
@@ -92,7 +95,7 @@ func (r *Ready) Missing(ctx context.Context) (string, error) {
 			}
 		}
 		if len(names) > 0 {
-			return bound(fmt.Sprintf("pods %q are not Ready: %s", selector, strings.Join(names, ", "))), nil
+			return text.Line(fmt.Sprintf("pods %q are not Ready: %s", selector, strings.Join(names, ", ")), maxText), nil
 		}
 	}
 	return "", nil

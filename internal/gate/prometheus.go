@@ -12,11 +12,13 @@ import (
 	"io"
 	"net/http"
 	"net/url"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/kured-agent/kured-agent/internal/files"
+	"github.com/kured-agent/kured-agent/internal/text"
 )
 
 const (
@@ -37,9 +39,9 @@ func (p Prometheus) check(ctx context.Context) string {
 	found, err := p.query(ctx)
 	switch {
 	case err != nil:
-		return bound(fmt.Sprintf("%s: no answer: %v", name, err))
+		return text.Line(fmt.Sprintf("%s: no answer: %v", name, err), maxText)
 	case len(found) > 0:
-		return bound(fmt.Sprintf("%s: %s", name, first(found, 3)))
+		return text.Line(fmt.Sprintf("%s: %s", name, first(found, 3)), maxText)
 	}
 	return ""
 }
@@ -59,7 +61,7 @@ func (p Prometheus) query(ctx context.Context) ([]string, error) {
 		return nil, err
 	}
 	if p.TokenFile != "" {
-		token, err := readBounded(p.TokenFile)
+		token, err := files.Read(p.TokenFile, maxFile)
 		if err != nil {
 			return nil, err
 		}
@@ -72,8 +74,7 @@ func (p Prometheus) query(ctx context.Context) ([]string, error) {
 	defer client.CloseIdleConnections()
 	response, err := client.Do(request)
 	if err != nil {
-		var wrapped *url.Error
-		if errors.As(err, &wrapped) {
+		if wrapped, ok := errors.AsType[*url.Error](err); ok {
 			err = wrapped.Err // the URL, with the whole query in it, is known to who reads this
 		}
 		return nil, err
@@ -92,7 +93,7 @@ func (p Prometheus) query(ctx context.Context) ([]string, error) {
 func (p Prometheus) client() (*http.Client, error) {
 	config := &tls.Config{MinVersion: tls.VersionTLS12}
 	if p.CAFile != "" {
-		pem, err := readBounded(p.CAFile)
+		pem, err := files.Read(p.CAFile, maxFile)
 		if err != nil {
 			return nil, err
 		}
@@ -197,18 +198,5 @@ func labels(metric map[string]string) string {
 		}
 	}
 	slices.Sort(parts)
-	return bound(metric["__name__"] + "{" + strings.Join(parts, ",") + "}")
-}
-
-func readBounded(path string) ([]byte, error) {
-	file, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer file.Close()
-	data, err := io.ReadAll(io.LimitReader(file, maxFile+1))
-	if err == nil && len(data) > maxFile {
-		err = fmt.Errorf("reading %q: larger than 1 MiB", path)
-	}
-	return data, err
+	return text.Line(metric["__name__"]+"{"+strings.Join(parts, ",")+"}", maxText)
 }

@@ -7,13 +7,14 @@ package host
 import (
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/kured-agent/kured-agent/internal/files"
 )
 
 // Host is a machine seen from its file system.
@@ -37,7 +38,7 @@ func (h Host) MachineID() (string, error) {
 }
 
 func (h Host) readID(path string, length int) (string, error) {
-	raw, err := readBounded(h.path(path), 256)
+	raw, err := files.Read(h.path(path), 256)
 	if err != nil {
 		return "", err
 	}
@@ -63,6 +64,10 @@ var ErrLocked = errors.New("another kured-agent is running on this host")
 // Lock takes the lock file of that name in the runtime directory until the process ends or unlock is called. Two agents
 // on one host would both believe that the slot is theirs.
 func (h Host) Lock(name string) (unlock func(), err error) {
+	return h.lock(name, unix.LOCK_EX|unix.LOCK_NB)
+}
+
+func (h Host) lock(name string, how int) (unlock func(), err error) {
 	dir := h.path(h.Run)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, fmt.Errorf("making the runtime directory: %w", err)
@@ -72,11 +77,11 @@ func (h Host) Lock(name string) (unlock func(), err error) {
 	if err != nil {
 		return nil, fmt.Errorf("opening lock file: %w", err)
 	}
-	if err := giveTo(f, dir); err != nil {
+	if err := files.GiveToOwner(f); err != nil {
 		_ = f.Close()
-		return nil, err
+		return nil, fmt.Errorf("locking %q: %w", path, err)
 	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+	if err := unix.Flock(int(f.Fd()), how); err != nil {
 		_ = f.Close()
 		if errors.Is(err, unix.EWOULDBLOCK) {
 			return nil, fmt.Errorf("locking %q: %w", path, ErrLocked)
@@ -84,36 +89,4 @@ func (h Host) Lock(name string) (unlock func(), err error) {
 		return nil, fmt.Errorf("locking %q: %w", path, err)
 	}
 	return func() { _ = f.Close() }, nil
-}
-
-// giveTo gives a file that root made to the owner of its directory: `kured-agent cleanup`, typed by root, must leave
-// nothing that the service, an unprivileged user, can't open again.
-func giveTo(f *os.File, dir string) error {
-	if os.Geteuid() != 0 {
-		return nil
-	}
-	var st unix.Stat_t
-	if err := unix.Stat(dir, &st); err != nil {
-		return fmt.Errorf("looking at %q: %w", dir, err)
-	}
-	if err := f.Chown(int(st.Uid), int(st.Gid)); err != nil {
-		return fmt.Errorf("giving %q to the owner of its directory: %w", f.Name(), err)
-	}
-	return nil
-}
-
-func readBounded(path string, most int64) ([]byte, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	raw, err := io.ReadAll(io.LimitReader(f, most+1))
-	if err != nil {
-		return nil, fmt.Errorf("reading %q: %w", path, err)
-	}
-	if int64(len(raw)) > most {
-		return nil, fmt.Errorf("reading %q: larger than %d bytes", path, most)
-	}
-	return raw, nil
 }

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -34,7 +35,7 @@ func tree(t *testing.T, files map[string]string) Host {
 	return h
 }
 
-func TestIDs(t *testing.T) {
+func TestTheIDsOfTheBootAndTheMachineAreRead(t *testing.T) {
 	t.Parallel()
 	const boot, machine = "3b241101-e2bb-4255-8caf-4136c566a962", "0123456789abcdef0123456789abcdef"
 	h := tree(t, map[string]string{"/proc/sys/kernel/random/boot_id": boot + "\n", "/etc/machine-id": machine + "\n"})
@@ -46,9 +47,10 @@ func TestIDs(t *testing.T) {
 	}
 }
 
-func TestAnIDThatIsNoneIsAnError(t *testing.T) {
+func TestAMalformedIDIsAnError(t *testing.T) {
 	t.Parallel()
-	for _, content := range []string{"", "uninitialized\n", strings.Repeat("g", 32), strings.Repeat("a", 31), strings.Repeat("a", 4096)} {
+	for _, content := range []string{"", "uninitialized\n", strings.Repeat("g", 32), strings.Repeat("a", 31),
+		strings.Repeat("a", 4096)} {
 		h := tree(t, map[string]string{"/etc/machine-id": content})
 		if got, err := h.MachineID(); err == nil {
 			t.Errorf("%.40q gave %q", content, got)
@@ -62,11 +64,11 @@ func TestTheRecordComesBackAsWritten(t *testing.T) {
 	want := plan.Record{
 		Boot: "b", NodeUID: "u", Marked: true, Slot: &plan.SlotRef{Name: "slot-default-0", UID: "l", Taken: time.Minute},
 		Asked:   &plan.Asked{At: time.Hour, Reasons: []plan.Reason{{Source: "file", ID: "kernel", Kind: plan.KindFull}}},
-		Last:    &plan.LastReboot{At: time.Date(2026, 11, 30, 1, 2, 3, 0, time.UTC)},
-		Failure: &plan.Failure{At: time.Date(2026, 11, 30, 1, 2, 3, 0, time.UTC), Count: 2, Why: "because"},
+		Last:    &plan.LastReboot{Moment: plan.Moment{At: time.Date(2026, 11, 30, 1, 2, 3, 0, time.UTC), Boot: "a", Up: 1}},
+		Failure: &plan.Failure{Moment: plan.Moment{At: time.Date(2026, 11, 30, 1, 2, 3, 0, time.UTC)}, Count: 2, Why: "because"},
 	}
 	for range 2 {
-		if err := h.WriteRecord(want); err != nil {
+		if err := h.UpdateRecord(func(r *plan.Record) { *r = want }); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -87,14 +89,63 @@ func TestNoRecordIsAnEmptyOne(t *testing.T) {
 	}
 }
 
-func TestARecordThatCannotBeReadMeansThatAnythingMayBeOutstanding(t *testing.T) {
+// One failed read must not look like an empty record, and must not replace the good one.
+func TestARecordThatCannotBeReadIsAnErrorAndStays(t *testing.T) {
 	t.Parallel()
 	for _, content := range []string{"", "{", `{"marked":"no"}`, `[]`, strings.Repeat(" ", recordBound+1)} {
 		h := tree(t, map[string]string{"/var/lib/kured-agent/record.json": content})
-		got, err := h.ReadRecord()
-		if err == nil || !reflect.DeepEqual(got, plan.Record{Marked: true}) {
-			t.Errorf("%.20q gave %+v, %v", content, got, err)
+		if got, err := h.ReadRecord(); err == nil {
+			t.Errorf("%.20q gave %+v", content, got)
 		}
+		if err := h.UpdateRecord(func(r *plan.Record) { r.Marked = true }); err == nil {
+			t.Errorf("%.20q was updated", content)
+		}
+		if got, err := os.ReadFile(h.recordPath()); err != nil || string(got) != content {
+			t.Errorf("%.20q became %.20q, %v", content, got, err)
+		}
+	}
+}
+
+func TestABrokenRecordIsSetAsideAndMeansThatAnythingMayBeOutstanding(t *testing.T) {
+	t.Parallel()
+	h := tree(t, map[string]string{"/var/lib/kured-agent/record.json": "{broken"})
+	if _, err := h.ReadRecord(); !errors.Is(err, ErrBroken) {
+		t.Errorf("got %v", err)
+	}
+	got, err := h.SetAside()
+	if err != nil || !got.Marked {
+		t.Errorf("got %+v, %v", got, err)
+	}
+	if again, err := h.ReadRecord(); err != nil || !reflect.DeepEqual(again, got) {
+		t.Errorf("read back %+v, %v", again, err)
+	}
+	if kept, err := os.ReadFile(h.recordPath() + ".broken"); err != nil || string(kept) != "{broken" {
+		t.Errorf("kept %q, %v", kept, err)
+	}
+}
+
+func TestTwoProcessesLoseNoUpdate(t *testing.T) {
+	t.Parallel()
+	h := tree(t, nil)
+	var group sync.WaitGroup
+	for range 8 {
+		group.Go(func() {
+			for range 25 {
+				err := h.UpdateRecord(func(r *plan.Record) {
+					if r.Failure == nil {
+						r.Failure = &plan.Failure{}
+					}
+					r.Failure.Count++
+				})
+				if err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	group.Wait()
+	if r, err := h.ReadRecord(); err != nil || r.Failure.Count != 200 {
+		t.Errorf("got %+v, %v", r, err)
 	}
 }
 
@@ -107,8 +158,8 @@ func FuzzTheRecordNeverPanics(f *testing.F) {
 			t.Fatal(err)
 		}
 		record, err := h.ReadRecord()
-		if err != nil && !record.Marked {
-			t.Error("an unreadable record says that nothing is outstanding")
+		if err != nil {
+			return
 		}
 		plan.Next(plan.Policy{}, plan.Observed{Need: plan.Required, Record: record, API: plan.APIRead})
 	})
@@ -151,7 +202,7 @@ func TestWhatRootWritesBelongsToTheService(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unlock()
-	if err := h.WriteRecord(plan.Record{}); err != nil {
+	if err := h.UpdateRecord(func(*plan.Record) {}); err != nil {
 		t.Fatal(err)
 	}
 	for _, file := range []string{h.State + "/record.json", h.Run + "/agent.lock"} {

@@ -10,6 +10,9 @@ import (
 	"os"
 	"path/filepath"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/kured-agent/kured-agent/internal/files"
 	"github.com/kured-agent/kured-agent/internal/plan"
 )
 
@@ -18,71 +21,58 @@ const (
 	recordBound = 256 << 10
 )
 
-// ReadRecord reads the record. A missing file is an empty record. A file that can't be read or understood is an error
-// and comes with a record that says that anything may be outstanding: the Node and the Lease then tell.
+// ErrBroken says that the record was read and makes no sense. SetAside starts a new one.
+var ErrBroken = errors.New("the record makes no sense")
+
+// ReadRecord reads the record. A missing file is an empty record. Any error means that nothing is known: the caller acts
+// on nothing, since an empty record would say that nothing is outstanding.
 func (h Host) ReadRecord() (plan.Record, error) {
-	unsure := plan.Record{Marked: true}
-	path := filepath.Join(h.path(h.State), recordName)
-	raw, err := readBounded(path, recordBound)
+	path := h.recordPath()
+	raw, err := files.Read(path, recordBound)
 	if errors.Is(err, fs.ErrNotExist) {
 		return plan.Record{}, nil
 	}
 	if err != nil {
-		return unsure, err
+		return plan.Record{}, err
 	}
 	var r plan.Record
 	if err := json.Unmarshal(raw, &r); err != nil {
-		return unsure, fmt.Errorf("reading %q: %w", path, err)
+		return plan.Record{}, fmt.Errorf("reading %q: %w: %w", path, ErrBroken, err)
 	}
 	return r, nil
 }
 
-// WriteRecord replaces the record, so that after a power cut either the old or the new one is there, whole.
-func (h Host) WriteRecord(r plan.Record) error {
+// SetAside keeps a broken record beside a new one, which says that anything may be outstanding: Node and Lease tell.
+func (h Host) SetAside() (plan.Record, error) {
+	unsure := plan.Record{Marked: true}
+	if err := os.Rename(h.recordPath(), h.recordPath()+".broken"); err != nil {
+		return plan.Record{}, fmt.Errorf("setting the broken record aside: %w", err)
+	}
+	return unsure, h.writeRecord(unsure)
+}
+
+// UpdateRecord changes the newest record and writes it, so that after a power cut either the old or the new one is there,
+// whole. The agent and the boot unit may do so at the same time: each changes what it knows about, under a lock.
+func (h Host) UpdateRecord(change func(*plan.Record)) error {
+	unlock, err := h.lock("record.lock", unix.LOCK_EX)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	r, err := h.ReadRecord()
+	if err != nil {
+		return err
+	}
+	change(&r)
+	return h.writeRecord(r)
+}
+
+func (h Host) recordPath() string { return filepath.Join(h.path(h.State), recordName) }
+
+func (h Host) writeRecord(r plan.Record) error {
 	raw, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {
 		return fmt.Errorf("encoding record: %w", err)
 	}
-	return writeAtomic(h.path(h.State), recordName, append(raw, '\n'))
-}
-
-// writeAtomic writes dir/name through a temporary file, fsync of the file, rename, fsync of the directory.
-func writeAtomic(dir, name string, content []byte) (err error) {
-	f, err := os.CreateTemp(dir, "."+name+"-*")
-	if err != nil {
-		return fmt.Errorf("writing %q: %w", filepath.Join(dir, name), err)
-	}
-	defer func() {
-		if err != nil {
-			_ = os.Remove(f.Name())
-		}
-	}()
-	if err = giveTo(f, dir); err == nil {
-		_, err = f.Write(content)
-	}
-	if err == nil {
-		err = f.Sync()
-	}
-	if closeErr := f.Close(); err == nil {
-		err = closeErr
-	}
-	if err == nil {
-		err = os.Rename(f.Name(), filepath.Join(dir, name))
-	}
-	if err != nil {
-		return fmt.Errorf("writing %q: %w", filepath.Join(dir, name), err)
-	}
-	return syncDir(dir)
-}
-
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return fmt.Errorf("opening %q: %w", dir, err)
-	}
-	defer d.Close()
-	if err := d.Sync(); err != nil {
-		return fmt.Errorf("syncing %q: %w", dir, err)
-	}
-	return nil
+	return files.ReplaceDurably(h.recordPath(), 0o600, append(raw, '\n'))
 }

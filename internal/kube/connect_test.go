@@ -110,11 +110,7 @@ func TestAKubeletCredentialIsRefusedWithTheWayOut(t *testing.T) {
 		"by the name of the user": kubeconfig(t, "system:node:worker-1", "{token: t}"),
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := kube.Connect(kube.Options{Kubeconfig: path})
-			var refused *kube.RefusedError
-			if !errors.As(err, &refused) {
-				t.Fatalf("got %v, want a refusal", err)
-			}
+			err := refusal(t, path)
 			if got := strings.ReplaceAll(err.Error(), path, "/etc/kured/kubeconfig") + "\n"; got != string(want) {
 				t.Errorf("got\n%swant\n%s", got, want)
 			}
@@ -148,7 +144,8 @@ func TestAKubeconfigThatCannotWorkIsRefused(t *testing.T) {
 		{name: "writable by another group", path: shared, asRoot: true, want: []string{"group 54321", "chmod g-w " + shared}},
 		{name: "every problem at once", path: both, want: []string{"everybody", "kubelet credentials cannot change taints"}},
 		{name: "exec plugin", path: kubeconfig(t, "agent", "{exec: {apiVersion: client.authentication.k8s.io/v1, "+
-			"command: aws-iam-authenticator, interactiveMode: Never}}"), want: []string{"aws-iam-authenticator", "starts no programs"}},
+			"command: aws-iam-authenticator, interactiveMode: Never}}"),
+			want: []string{"aws-iam-authenticator", "starts no programs"}},
 		{name: "world-readable token file", path: kubeconfig(t, "agent", "{tokenFile: "+dir+"/token}"),
 			want: []string{dir + "/token", "everybody"}},
 		{name: "missing token file", path: kubeconfig(t, "agent", "{tokenFile: "+dir+"/gone}"),
@@ -161,11 +158,7 @@ func TestAKubeconfigThatCannotWorkIsRefused(t *testing.T) {
 				t.Log("only root can give a file away")
 				return
 			}
-			_, err := kube.Connect(kube.Options{Kubeconfig: c.path})
-			var refused *kube.RefusedError
-			if !errors.As(err, &refused) {
-				t.Fatalf("got %v, want a refusal", err)
-			}
+			err := refusal(t, c.path)
 			for _, want := range c.want {
 				if !strings.Contains(err.Error(), want) {
 					t.Errorf("%q lacks %q", err, want)
@@ -251,6 +244,7 @@ func (c *connections) note(conn net.Conn, state http.ConnState) {
 		c.seen++
 	case http.StateClosed, http.StateHijacked:
 		delete(c.open, conn)
+	default: // it stays open
 	}
 }
 
@@ -350,4 +344,14 @@ func TestAServerThatNeverAnswersEndsWithTheTimeout(t *testing.T) {
 	if err := client.Core().Get().Resource("nodes").Name("n1").Do(t.Context()).Error(); err == nil {
 		t.Fatal("no error")
 	}
+}
+
+// refusal connects with a kubeconfig that must be refused.
+func refusal(t *testing.T, path string) error {
+	t.Helper()
+	_, err := kube.Connect(kube.Options{Kubeconfig: path})
+	if _, ok := errors.AsType[*kube.RefusedError](err); !ok {
+		t.Fatalf("got %v, want a refusal", err)
+	}
+	return err
 }

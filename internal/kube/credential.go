@@ -11,7 +11,6 @@ import (
 	"encoding/json"
 	"encoding/pem"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"slices"
@@ -19,6 +18,9 @@ import (
 	"syscall"
 
 	"k8s.io/client-go/rest"
+
+	"github.com/kured-agent/kured-agent/internal/files"
+	"github.com/kured-agent/kured-agent/internal/text"
 )
 
 const (
@@ -62,9 +64,9 @@ func plugin(config *rest.Config) string {
 	switch {
 	case config.ExecProvider != nil:
 		return fmt.Sprintf("it gets its credential from the program %q, and the agent starts no programs: %s",
-			bound(config.ExecProvider.Command), wayEnrol)
+			text.Line(config.ExecProvider.Command, maxText), wayEnrol)
 	case config.AuthProvider != nil:
-		return fmt.Sprintf("auth provider %q is not supported: %s", bound(config.AuthProvider.Name), wayEnrol)
+		return fmt.Sprintf("auth provider %q is not supported: %s", text.Line(config.AuthProvider.Name, maxText), wayEnrol)
 	}
 	return ""
 }
@@ -82,7 +84,7 @@ func kubelet(config *rest.Config, user string) string {
 		return ""
 	}
 	return fmt.Sprintf("it carries the identity %q: kubelet credentials cannot change taints (the NodeRestriction "+
-		"admission plugin forbids it) nor take slots; %s", bound(name), wayEnrol)
+		"admission plugin forbids it) nor take slots; %s", text.Line(name, maxText), wayEnrol)
 }
 
 func insecure(config *rest.Config) string {
@@ -91,7 +93,7 @@ func insecure(config *rest.Config) string {
 			"give certificate-authority-data instead"
 	}
 	if !strings.HasPrefix(config.Host, "https://") {
-		return fmt.Sprintf("server %q is not an https URL", bound(config.Host))
+		return fmt.Sprintf("server %q is not an https URL", text.Line(config.Host, maxText))
 	}
 	return ""
 }
@@ -107,7 +109,7 @@ func commonName(config *rest.Config) string {
 func clientCertificate(config *rest.Config) *x509.Certificate {
 	data := config.CertData
 	if len(data) == 0 && config.CertFile != "" {
-		data, _ = readBounded(config.CertFile) // an unreadable file has its say when the first request uses it
+		data, _ = files.Read(config.CertFile, maxKubeconfig) // an unreadable file has its say when the first request uses it
 	}
 	return parseCertificate(data)
 }
@@ -142,7 +144,7 @@ type claims struct {
 func tokenClaims(config *rest.Config) (c claims, token string, ok bool) {
 	token = config.BearerToken
 	if config.BearerTokenFile != "" { // wins over the inline token, as in client-go
-		data, err := readBounded(config.BearerTokenFile)
+		data, err := files.Read(config.BearerTokenFile, maxKubeconfig)
 		if err != nil {
 			return claims{}, "", false
 		}
@@ -182,32 +184,4 @@ func identity(config *rest.Config) string {
 func fingerprint(identity, nodeName string) string {
 	sum := sha256.Sum256([]byte(identity + "\x00" + nodeName))
 	return hex.EncodeToString(sum[:16])
-}
-
-func readBounded(path string) ([]byte, error) {
-	file, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer file.Close()
-	data, err := io.ReadAll(io.LimitReader(file, maxKubeconfig+1))
-	if err == nil && len(data) > maxKubeconfig {
-		err = fmt.Errorf("reading %q: larger than 1 MiB", path)
-	}
-	return data, err
-}
-
-// bound keeps foreign text short and printable.
-func bound(s string) string {
-	const limit = 300
-	s = strings.Map(func(r rune) rune {
-		if r < ' ' || r == 0x7f {
-			return ' '
-		}
-		return r
-	}, s)
-	if len(s) > limit {
-		s = strings.ToValidUTF8(s[:limit], "") + "…"
-	}
-	return s
 }

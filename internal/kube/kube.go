@@ -41,6 +41,7 @@ const (
 	defaultQPS = 10
 
 	maxKubeconfig = 1 << 20
+	maxText       = 300 // of what others say, in an error
 	// A list of 250 pods is about 2 MB; the bound keeps a broken or hostile server from filling the memory.
 	maxResponse = 32 << 20
 )

@@ -11,8 +11,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kured-agent/kured-agent/internal/kube"
 	"github.com/kured-agent/kured-agent/test/cluster"
+
+	"github.com/kured-agent/kured-agent/internal/kube"
+	"github.com/kured-agent/kured-agent/internal/kube/kubetest"
 )
 
 var shared *cluster.Cluster
@@ -29,20 +31,10 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-func connect(t *testing.T, kubeconfig string) *kube.Client {
-	t.Helper()
-	client, err := kube.Connect(kube.Options{Kubeconfig: kubeconfig, QPS: 1000})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(client.CloseIdle)
-	return client
-}
-
 func TestTheConfinedTokenIsProven(t *testing.T) {
 	c := shared.For(t)
 	c.NewKubelet("proven", cluster.KubeletOptions{MachineID: machine})
-	client := connect(t, c.AgentKubeconfig("proven"))
+	client := kubetest.Connect(t, c.AgentKubeconfig("proven"))
 	if err := client.Prove(t.Context(), "proven", machine); err != nil {
 		t.Fatal(err)
 	}
@@ -54,11 +46,13 @@ func TestTheConfinedTokenIsProven(t *testing.T) {
 func TestAnotherMachineAndNoNodeAreFound(t *testing.T) {
 	c := shared.For(t)
 	c.NewKubelet("here", cluster.KubeletOptions{MachineID: machine})
-	client := connect(t, c.AgentKubeconfig("here"))
-	if got := problems(t, client.Prove(t.Context(), "here", strings.Repeat("9", 32))); len(got) != 1 || !strings.Contains(got[0], "is another machine") {
+	client := kubetest.Connect(t, c.AgentKubeconfig("here"))
+	if got := problems(t, client.Prove(t.Context(), "here", strings.Repeat("9", 32))); len(got) != 1 ||
+		!strings.Contains(got[0], "is another machine") {
 		t.Errorf("got %q", got)
 	}
-	if got := problems(t, client.Prove(t.Context(), "nowhere", machine)); len(got) != 1 || !strings.Contains(got[0], `Node "nowhere" does not exist`) {
+	if got := problems(t, client.Prove(t.Context(), "nowhere", machine)); len(got) != 1 ||
+		!strings.Contains(got[0], `Node "nowhere" does not exist`) {
 		t.Errorf("got %q", got)
 	}
 }
@@ -66,7 +60,7 @@ func TestAnotherMachineAndNoNodeAreFound(t *testing.T) {
 func TestTheTokenOfADeletedNodeIsNotAccepted(t *testing.T) {
 	c := shared.For(t)
 	kubelet := c.NewKubelet("deleted", cluster.KubeletOptions{MachineID: machine})
-	client := connect(t, c.AgentKubeconfig("deleted"))
+	client := kubetest.Connect(t, c.AgentKubeconfig("deleted"))
 	kubelet.Stop()
 	c.MustKubectl("delete", "node", "deleted")
 	c.Eventually("the credential is refused", 30*time.Second, func() bool {
@@ -89,7 +83,8 @@ func TestEachMissingRightIsFoundOnTheRealServer(t *testing.T) {
 	c := shared.For(t)
 	c.NewKubelet("rights", cluster.KubeletOptions{MachineID: machine})
 	type rule struct{ group, resource, name, verb string }
-	wide := []rule{{"", "nodes", "", "get"}, {"", "nodes", "", "patch"}, {"", "pods", "", "list"}, {"", "pods/eviction", "", "create"}}
+	wide := []rule{{"", "nodes", "", "get"}, {"", "nodes", "", "patch"}, {"", "pods", "", "list"},
+		{"", "pods/eviction", "", "create"}}
 	lock := []rule{{"", "configmaps", "kured-agent-pools", "get"}}
 	for _, verb := range []string{"get", "list", "create", "delete"} {
 		lock = append(lock, rule{"coordination.k8s.io", "leases", "", verb})
@@ -104,7 +99,8 @@ func TestEachMissingRightIsFoundOnTheRealServer(t *testing.T) {
 			if r.name != "" {
 				names = fmt.Sprintf(", resourceNames: [%q]", r.name)
 			}
-			out = append(out, fmt.Sprintf("{apiGroups: [%q], resources: [%q], verbs: [%q]%s}", r.group, r.resource, r.verb, names))
+			out = append(out,
+				fmt.Sprintf("{apiGroups: [%q], resources: [%q], verbs: [%q]%s}", r.group, r.resource, r.verb, names))
 		}
 		return "[" + strings.Join(out, ", ") + "]"
 	}
@@ -140,7 +136,7 @@ metadata: {name: %[1]s, namespace: kured-agent}
 roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: %[1]s}
 subjects: [{apiGroup: rbac.authorization.k8s.io, kind: User, name: %[1]s}]
 `, user, rules(wide, withoutWide), rules(lock, withoutLock)))
-			client := connect(t, c.Kubeconfig(user))
+			client := kubetest.Connect(t, c.Kubeconfig(user))
 			var last error
 			c.Eventually("only that right is missing", 10*time.Second, func() bool { // RBAC is seen a moment later
 				last = client.Prove(t.Context(), "rights", machine)
@@ -161,18 +157,21 @@ subjects: [{apiGroup: rbac.authorization.k8s.io, kind: User, name: %[1]s}]
 // TestTheManifestsGrantNothingThatIsNotProven keeps packaging/kubernetes and Prove together.
 func TestTheManifestsGrantNothingThatIsNotProven(t *testing.T) {
 	c := shared.For(t)
-	got := c.MustKubectl("get", "clusterrole/kured-agent", "-o", "jsonpath={range .rules[*]}{.resources[*]} {.verbs[*]};{end}") +
-		c.MustKubectl("-n", "kured-agent", "get", "role/kured-agent", "-o", "jsonpath={range .rules[*]}{.resources[*]} {.verbs[*]};{end}")
-	const want = "nodes get patch;pods list;pods/eviction create;leases get list create delete;configmaps get;serviceaccounts/token create;"
+	got := c.MustKubectl("get", "clusterrole/kured-agent", "-o",
+		"jsonpath={range .rules[*]}{.resources[*]} {.verbs[*]};{end}") +
+		c.MustKubectl("-n", "kured-agent", "get", "role/kured-agent", "-o",
+			"jsonpath={range .rules[*]}{.resources[*]} {.verbs[*]};{end}")
+	const want = "nodes get patch;pods list;pods/eviction create;leases get list create delete;configmaps get;" +
+		"serviceaccounts/token create;"
 	if got != want {
 		t.Errorf("the roles grant %q, Prove asks for %q", got, want)
 	}
 }
 
-func TestTheAPIServerAwayProvesNothing(t *testing.T) {
+func TestWithoutTheAPIServerNothingIsProven(t *testing.T) {
 	c := shared.For(t)
 	c.NewKubelet("away", cluster.KubeletOptions{MachineID: machine})
-	client := connect(t, c.AgentKubeconfig("away"))
+	client := kubetest.Connect(t, c.AgentKubeconfig("away"))
 	c.StopAPIServer()
 	err := client.Prove(t.Context(), "away", machine)
 	c.StartAPIServer()

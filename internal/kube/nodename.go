@@ -15,6 +15,9 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/tools/clientcmd"
 	"sigs.k8s.io/yaml"
+
+	"github.com/kured-agent/kured-agent/internal/files"
+	"github.com/kured-agent/kured-agent/internal/text"
 )
 
 // Where the distributions keep the kubelet's kubeconfig.
@@ -82,7 +85,7 @@ func FindNodeName(root, configured string) (string, error) {
 func certifiedNames(root string) map[string]string {
 	names := map[string]string{}
 	for _, path := range kubeletKubeconfigs {
-		data, err := readBounded(filepath.Join(root, path))
+		data, err := files.Read(filepath.Join(root, path), maxKubeconfig)
 		if err != nil {
 			continue
 		}
@@ -102,7 +105,7 @@ func certifiedNames(root string) map[string]string {
 				if !filepath.IsAbs(certPath) {
 					certPath = filepath.Join(filepath.Dir(path), certPath)
 				}
-				cert, _ = readBounded(inRoot(root, certPath))
+				cert, _ = files.Read(inRoot(root, certPath), maxKubeconfig)
 			}
 			if parsed := parseCertificate(cert); parsed != nil {
 				user = parsed.Subject.CommonName
@@ -128,7 +131,7 @@ func overriddenNames(root string) map[string]string {
 	names := map[string]string{}
 	find := func(paths []string, pattern *regexp.Regexp) {
 		for _, path := range paths {
-			data, _ := readBounded(filepath.Join(root, path))
+			data, _ := files.Read(filepath.Join(root, path), maxKubeconfig)
 			for line := range strings.Lines(string(data)) {
 				if strings.HasPrefix(strings.TrimSpace(line), "#") {
 					continue
@@ -144,7 +147,7 @@ func overriddenNames(root string) map[string]string {
 	for _, pattern := range rancherConfigs {
 		paths, _ := filepath.Glob(filepath.Join(root, pattern)) // the patterns are constants
 		for _, path := range paths {
-			data, _ := readBounded(path)
+			data, _ := files.Read(path, maxKubeconfig)
 			var config struct {
 				NodeName string `json:"node-name"`
 			}
@@ -160,7 +163,7 @@ func hostname(root string) (string, error) {
 	if filepath.Clean(root) == "/" {
 		return os.Hostname()
 	}
-	data, err := readBounded(filepath.Join(root, "etc/hostname"))
+	data, err := files.Read(filepath.Join(root, "etc/hostname"), maxKubeconfig)
 	if errors.Is(err, fs.ErrNotExist) {
 		return "", errors.New("no kubelet configuration and no /etc/hostname")
 	}
@@ -169,7 +172,8 @@ func hostname(root string) (string, error) {
 
 func checkedName(name, source string) (string, error) {
 	if problems := validation.IsDNS1123Subdomain(name); len(problems) > 0 {
-		return "", fmt.Errorf("finding the node name: %q (from %s) is no node name: %s", bound(name), source, problems[0])
+		return "", fmt.Errorf("finding the node name: %q (from %s) is no node name: %s",
+			text.Line(name, maxText), source, problems[0])
 	}
 	return name, nil
 }
@@ -177,7 +181,7 @@ func checkedName(name, source string) (string, error) {
 func disagreement(names map[string]string) string {
 	var parts []string
 	for name, source := range names {
-		parts = append(parts, fmt.Sprintf("%q in /%s", bound(name), strings.TrimPrefix(source, "/")))
+		parts = append(parts, fmt.Sprintf("%q in /%s", text.Line(name, maxText), strings.TrimPrefix(source, "/")))
 	}
 	// The order of a map is random, the message must not be.
 	slices.Sort(parts)

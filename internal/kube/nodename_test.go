@@ -10,9 +10,10 @@ import (
 
 func TestNodeNameComesFromTheKubeletsConfiguration(t *testing.T) {
 	for _, c := range []struct{ layout, configured, want, problem string }{
-		{layout: "kubeadm", want: "worker-1"},                          // kubeconfig's user beats flags and hostname
-		{layout: "k3s", want: "k3s-edge-7f3a"},                         // the certificate knows the appended id
-		{layout: "k3s-unreadable", want: "edge-2"},                     // the environment file, lower-case as the kubelet does
+		{layout: "kubeadm", want: "worker-1"},  // kubeconfig's user beats flags and hostname
+		{layout: "k3s", want: "k3s-edge-7f3a"}, // the certificate knows the appended id
+		// the environment file, lower-case as the kubelet does
+		{layout: "k3s-unreadable", want: "edge-2"},
 		{layout: "rke2", want: "rke-worker-3"},                         // certificate unreadable: the config file
 		{layout: "override", want: "worker-nine.example.com"},          // --hostname-override, comments ignored
 		{layout: "hostname", want: "plain-host.example.com"},           // nothing else

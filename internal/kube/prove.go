@@ -10,7 +10,9 @@ import (
 	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/client-go/rest"
+
+	"github.com/kured-agent/kured-agent/internal/api"
+	"github.com/kured-agent/kured-agent/internal/text"
 )
 
 const wayApply = "kubectl apply -k packaging/kubernetes"
@@ -105,7 +107,7 @@ type nodeInfo struct {
 }
 
 func (c *Client) nodeInfo(ctx context.Context, name string) (info *nodeInfo, problem string, err error) {
-	raw, err := answer(c.core.Get().Resource("nodes").Name(name).MaxRetries(0).Do(ctx))
+	raw, err := api.Body(c.core.Get().Resource("nodes").Name(name).MaxRetries(0).Do(ctx))
 	switch {
 	case apierrors.IsNotFound(err):
 		return nil, fmt.Sprintf("Node %q does not exist: set [node] name to this machine's name in "+
@@ -130,7 +132,7 @@ func (c *Client) nodeInfo(ctx context.Context, name string) (info *nodeInfo, pro
 		return nil, "", fmt.Errorf("reading Node %q: %w", name, err)
 	}
 	if node.Metadata.Name != name {
-		return nil, "", fmt.Errorf("reading Node %q: the answer is about %q", name, bound(node.Metadata.Name))
+		return nil, "", fmt.Errorf("reading Node %q: the answer is about %q", name, text.Line(node.Metadata.Name, maxText))
 	}
 	return &node.Status.NodeInfo, "", nil
 }
@@ -148,7 +150,7 @@ func sameMachine(node, machineID string, info nodeInfo) (problem, note string) {
 		return "", ""
 	}
 	return fmt.Sprintf("Node %q is another machine (its machineID is %q, this machine's is %q): set [node] name to this "+
-		"machine's name in \"kubectl get nodes\"", node, bound(info.MachineID), machineID), ""
+		"machine's name in \"kubectl get nodes\"", node, text.Line(info.MachineID, maxText), machineID), ""
 }
 
 func plainID(id string) string {
@@ -250,7 +252,7 @@ func (c *Client) review(ctx context.Context, kind string, spec map[string]any, i
 		return fmt.Errorf("building a %s: %w", kind, err)
 	}
 	path := reviews + strings.ToLower(kind) + "s"
-	raw, err := answer(c.core.Post().AbsPath(path).MaxRetries(0).Body(body).Do(ctx))
+	raw, err := api.Body(c.core.Post().AbsPath(path).MaxRetries(0).Body(body).Do(ctx))
 	if err != nil {
 		return fmt.Errorf("asking for our own rights: %w", err)
 	}
@@ -258,12 +260,4 @@ func (c *Client) review(ctx context.Context, kind string, spec map[string]any, i
 		return fmt.Errorf("reading our own rights: %w", err)
 	}
 	return nil
-}
-
-// answer returns the body, or the error as the server gave it: Raw alone drops its reason and message.
-func answer(result rest.Result) ([]byte, error) {
-	if err := result.Error(); err != nil {
-		return nil, err
-	}
-	return result.Raw()
 }

@@ -32,8 +32,10 @@ var granted = []map[string]any{
 	{"verbs": []string{"get", "patch"}, "apiGroups": []string{""}, "resources": []string{"nodes"}},
 	{"verbs": []string{"list"}, "apiGroups": []string{""}, "resources": []string{"pods"}},
 	{"verbs": []string{"create"}, "apiGroups": []string{""}, "resources": []string{"pods/eviction"}},
-	{"verbs": []string{"get", "list", "create", "delete"}, "apiGroups": []string{"coordination.k8s.io"}, "resources": []string{"leases"}},
-	{"verbs": []string{"get"}, "apiGroups": []string{""}, "resources": []string{"configmaps"}, "resourceNames": []string{"kured-agent-pools"}},
+	{"verbs": []string{"get", "list", "create", "delete"}, "apiGroups": []string{"coordination.k8s.io"},
+		"resources": []string{"leases"}},
+	{"verbs": []string{"get"}, "apiGroups": []string{""}, "resources": []string{"configmaps"},
+		"resourceNames": []string{"kured-agent-pools"}},
 }
 
 func (s *proofServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -55,7 +57,8 @@ func (s *proofServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case s.reviews != 0:
 		kubetest.Status(w, s.reviews, "Forbidden", "no", nil)
 	case strings.HasSuffix(r.URL.Path, "selfsubjectrulesreviews"):
-		kubetest.JSON(w, 201, map[string]any{"status": map[string]any{"incomplete": s.silent, "resourceRules": s.rules(body.Spec.Namespace)}})
+		kubetest.JSON(w, 201,
+			map[string]any{"status": map[string]any{"incomplete": s.silent, "resourceRules": s.rules(body.Spec.Namespace)}})
 	case strings.HasSuffix(r.URL.Path, "selfsubjectaccessreviews"):
 		s.single++
 		a := body.Spec.ResourceAttributes
@@ -63,7 +66,8 @@ func (s *proofServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		if a["subresource"] != "" {
 			what += "/" + a["subresource"]
 		}
-		kubetest.JSON(w, 201, map[string]any{"status": map[string]any{"allowed": what != s.missing && (s.silent || s.wrongScope == false)}})
+		kubetest.JSON(w, 201,
+			map[string]any{"status": map[string]any{"allowed": what != s.missing && (s.silent || s.wrongScope == false)}})
 	default:
 		http.NotFound(w, r)
 	}
@@ -87,8 +91,8 @@ func (s *proofServer) rules(namespace string) []map[string]any {
 }
 
 func nodeBody(machineID, systemUUID string) string {
-	return fmt.Sprintf(`{"kind":"Node","apiVersion":"v1","metadata":{"name":"n1"},"status":{"nodeInfo":{"machineID":%q,"systemUUID":%q}}}`,
-		machineID, systemUUID)
+	return fmt.Sprintf(`{"kind":"Node","apiVersion":"v1","metadata":{"name":"n1"},`+
+		`"status":{"nodeInfo":{"machineID":%q,"systemUUID":%q}}}`, machineID, systemUUID)
 }
 
 func problems(t *testing.T, err error) []string {
@@ -159,7 +163,7 @@ func TestTheNodeMustBeThisMachine(t *testing.T) {
 	}
 }
 
-func TestWhatTheNodeIsToldAbout(t *testing.T) {
+func TestAProblemWithTheNodeNamesTheWayOut(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		server proofServer

@@ -15,12 +15,12 @@ import (
 	"math"
 	"strings"
 	"time"
-	"unicode"
 
 	"github.com/godbus/dbus/v5"
 
 	"github.com/kured-agent/kured-agent/internal/bus"
 	"github.com/kured-agent/kured-agent/internal/plan"
+	"github.com/kured-agent/kured-agent/internal/text"
 )
 
 const (
@@ -47,6 +47,7 @@ const (
 // Class says what a refusal means for the caller.
 type Class int
 
+// Classes of refusals.
 const (
 	Other         Class = iota // refused for a reason of no known class
 	Inhibited                  // somebody holds a block inhibitor: wait
@@ -87,10 +88,10 @@ func New(b *bus.Bus) *Client { return &Client{b} }
 // Reboot asks for a reboot of the whole machine. Nil means accepted, not done. Other errors are *RefusedError.
 func (c *Client) Reboot(ctx context.Context, kind plan.Kind) error {
 	if kind != plan.KindFull {
-		return &RefusedError{Other, fmt.Errorf("a reboot of kind %v is not supported", kind)}
+		return &RefusedError{Other, fmt.Errorf("a reboot of kind %q is not supported", kind)}
 	}
 	_, err := c.call(ctx, "RebootWithFlags", uint64(0))
-	if isNamed(err, "org.freedesktop.DBus.Error.UnknownMethod") { // before systemd 248
+	if bus.IsNamed(err, "org.freedesktop.DBus.Error.UnknownMethod") { // before systemd 248
 		_, err = c.call(ctx, "Reboot", false)
 	}
 	if err == nil {
@@ -109,8 +110,8 @@ func (c *Client) Reboot(ctx context.Context, kind plan.Kind) error {
 
 // classify maps an error of the reboot call, which is not nil, as far as the error alone tells.
 func classify(err error) Class {
-	var reply dbus.Error
-	if !errors.As(err, &reply) {
+	reply, answered := errors.AsType[dbus.Error](err)
+	if !answered {
 		if errors.Is(err, bus.ErrNotConnected) {
 			return Unavailable
 		}
@@ -140,8 +141,8 @@ func classify(err error) Class {
 	return Other
 }
 
-// CanReboot returns logind's forecast: "yes", "no", "challenge" (polkit would ask for a password), "na", or a newer word.
-// It finds a missing polkit rule before anything is drained, but no inhibitor: root gets "yes" beside one.
+// CanReboot returns logind's forecast: "yes", "no", "challenge" (polkit would ask for a password), "na", or a newer
+// word. It finds a missing polkit rule before anything is drained, but no inhibitor: root gets "yes" beside one.
 func (c *Client) CanReboot(ctx context.Context) (string, error) {
 	body, err := c.call(ctx, "CanReboot")
 	if err != nil {
@@ -157,12 +158,12 @@ func (c *Client) CanReboot(ctx context.Context) (string, error) {
 
 // PreparingForShutdown says whether a shutdown is under way, whoever asked for it.
 func (c *Client) PreparingForShutdown(ctx context.Context) (bool, error) {
-	return property[bool](ctx, c, "PreparingForShutdown")
+	return bus.Property[bool](ctx, c.bus, name, path, iface, "PreparingForShutdown")
 }
 
 // InhibitDelayMax is how long delay inhibitors may hold an accepted shutdown.
 func (c *Client) InhibitDelayMax(ctx context.Context) (time.Duration, error) {
-	usec, err := property[uint64](ctx, c, "InhibitDelayMaxUSec")
+	usec, err := bus.Property[uint64](ctx, c.bus, name, path, iface, "InhibitDelayMaxUSec")
 	if usec > math.MaxInt64/uint64(time.Microsecond) {
 		return math.MaxInt64, err
 	}
@@ -223,25 +224,11 @@ func blocksShutdown(what string) bool {
 	return false
 }
 
-// clean bounds what a local user wrote.
-func clean(s string) string {
-	out := strings.Map(func(r rune) rune {
-		if r == '"' {
-			return '\''
-		}
-		if !unicode.IsPrint(r) {
-			return ' '
-		}
-		return r
-	}, s)
-	if len(out) > maxText {
-		out = strings.ToValidUTF8(out[:maxText], "") + "…"
-	}
-	return out
-}
+// clean bounds what a local user wrote, and keeps it inside the quotes that it is printed in.
+func clean(s string) string { return strings.ReplaceAll(text.Line(s, maxText), `"`, "'") }
 
-// ScheduledShutdown returns the shutdown that somebody scheduled, e.g. "reboot" by `shutdown -r +10`; an empty what means
-// none. logind does not announce a change of it.
+// ScheduledShutdown returns the shutdown that somebody scheduled, e.g. "reboot" by `shutdown -r +10`; an empty what
+// means none. logind does not announce a change of it.
 func (c *Client) ScheduledShutdown(ctx context.Context) (what string, at time.Time, err error) {
 	v, err := c.bus.Get(ctx, name, path, iface, "ScheduledShutdown")
 	if err != nil {
@@ -282,22 +269,4 @@ func (c *Client) call(ctx context.Context, method string, args ...any) ([]any, e
 	return c.bus.Call(ctx, bus.Call{
 		Destination: name, Path: path, Member: iface + "." + method, Args: args, Timeout: rebootTimeout,
 	})
-}
-
-func property[T any](ctx context.Context, c *Client, property string) (T, error) {
-	var zero T
-	v, err := c.bus.Get(ctx, name, path, iface, property)
-	if err != nil {
-		return zero, err
-	}
-	value, ok := v.Value().(T)
-	if !ok {
-		return zero, fmt.Errorf("reading property %s of logind: it is a %T", property, v.Value())
-	}
-	return value, nil
-}
-
-func isNamed(err error, want string) bool {
-	var reply dbus.Error
-	return errors.As(err, &reply) && reply.Name == want
 }

@@ -20,7 +20,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 
+	"github.com/kured-agent/kured-agent/internal/api"
 	"github.com/kured-agent/kured-agent/internal/plan"
+	"github.com/kured-agent/kured-agent/internal/text"
 )
 
 const (
@@ -28,6 +30,8 @@ const (
 
 	// A Node is written every few seconds at most; ten conflicts in a row mean that something is wrong with it.
 	maxTries = 10
+
+	maxText = 256 // of one annotation, read or written
 
 	// How old an answer a change may be computed from. An old one only costs a conflict.
 	fresh = 30 * time.Second
@@ -41,6 +45,7 @@ type Options struct {
 	TaintKey      string
 	TaintEffect   string
 	StartupTaints []string // "key" or "key:Effect"; a key alone means any effect
+	FormerTaint   string   // "key:Effect" of an earlier configuration, which goes with ours; may be empty
 }
 
 // Client reads and marks one Node. Its methods may be called from several goroutines.
@@ -61,7 +66,7 @@ func New(core rest.Interface, o Options) *Client {
 	return &Client{
 		core:  core,
 		name:  o.Name,
-		want:  wanted{Key: o.TaintKey, Effect: o.TaintEffect, Startup: o.StartupTaints},
+		want:  wanted{Key: o.TaintKey, Effect: o.TaintEffect, Startup: o.StartupTaints, Former: o.FormerTaint},
 		pause: backoff,
 	}
 }
@@ -97,7 +102,8 @@ func (c *Client) Cordon(ctx context.Context, boot string) error {
 
 // RollBack undoes Cordon and keeps the taint. Without a Node there is nothing to undo.
 func (c *Client) RollBack(ctx context.Context) error {
-	return ignoreAbsent(c.apply(ctx, "rolling back", fresh, func(o *object) (change, error) { return rollBackChange(o), nil }))
+	return ignoreAbsent(c.apply(ctx, "rolling back", fresh,
+		func(o *object) (change, error) { return rollBackChange(o), nil }))
 }
 
 // Clean undoes everything of ours in one write. Without a Node there is nothing to undo.
@@ -149,7 +155,9 @@ func ignoreAbsent(err error) error {
 
 // apply computes the change, writes it, and reads again after a conflict. A change computed to be nothing is only
 // believed on an answer of now: EBS gave up on a stale one (kubernetes-sigs/aws-ebs-csi-driver#2575).
-func (c *Client) apply(ctx context.Context, doing string, maxAge time.Duration, build func(*object) (change, error)) error {
+func (c *Client) apply(
+	ctx context.Context, doing string, maxAge time.Duration, build func(*object) (change, error),
+) error {
 	uid := ""
 	o := c.recent(maxAge)
 	asked := false
@@ -203,11 +211,11 @@ func stale(err error) bool {
 	if apierrors.IsConflict(err) {
 		return true
 	}
-	status := apierrors.APIStatus(nil)
-	if !errors.As(err, &status) || status.Status().Code != http.StatusUnprocessableEntity || status.Status().Details == nil {
+	status, answered := api.Refusal(err)
+	if !answered || status.Code != http.StatusUnprocessableEntity || status.Details == nil {
 		return false
 	}
-	for _, cause := range status.Status().Details.Causes {
+	for _, cause := range status.Details.Causes {
 		if cause.Field == "metadata.uid" {
 			return true
 		}
@@ -216,7 +224,7 @@ func stale(err error) bool {
 }
 
 func (c *Client) get(ctx context.Context) (*object, error) {
-	raw, err := answer(c.core.Get().Resource("nodes").Name(c.name).MaxRetries(0).Do(ctx))
+	raw, err := api.Body(c.core.Get().Resource("nodes").Name(c.name).MaxRetries(0).Do(ctx))
 	if apierrors.IsNotFound(err) {
 		c.remember(nil)
 		return nil, nil
@@ -233,7 +241,7 @@ func (c *Client) patch(ctx context.Context, o *object, change change) error {
 		return err
 	}
 	c.remember(nil) // until the server has answered, nobody knows
-	raw, err := answer(c.core.Patch(types.MergePatchType).Resource("nodes").Name(c.name).
+	raw, err := api.Body(c.core.Patch(types.MergePatchType).Resource("nodes").Name(c.name).
 		Param("fieldManager", fieldManager).Param("fieldValidation", "Strict").
 		MaxRetries(0).Body(body).Do(ctx))
 	if err != nil {
@@ -248,7 +256,7 @@ func (c *Client) patch(ctx context.Context, o *object, change change) error {
 func (c *Client) received(raw []byte) (*object, error) {
 	o, err := parse(raw)
 	if err == nil && o.Metadata.Name != c.name {
-		err = fmt.Errorf("the answer is about %q", bound(o.Metadata.Name))
+		err = fmt.Errorf("the answer is about %q", text.Line(o.Metadata.Name, maxText))
 	}
 	if err != nil {
 		return nil, fmt.Errorf("reading Node %q: %w", c.name, err)
@@ -287,12 +295,4 @@ func sleep(ctx context.Context, d time.Duration) error {
 	case <-timer.C:
 		return nil
 	}
-}
-
-// answer returns the body, or the error as the server gave it: Raw alone drops its reason and message.
-func answer(result rest.Result) ([]byte, error) {
-	if err := result.Error(); err != nil {
-		return nil, err
-	}
-	return result.Raw()
 }

@@ -85,7 +85,8 @@ func (s *nodeServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	sent := patch["metadata"].(map[string]any)
 	switch {
 	case sent["uid"] != s.metadata()["uid"]:
-		kubetest.Status(w, 422, "Invalid", "invalid", map[string]any{"causes": []any{map[string]any{"field": "metadata.uid"}}})
+		kubetest.Status(w, 422, "Invalid", "invalid",
+			map[string]any{"causes": []any{map[string]any{"field": "metadata.uid"}}})
 	case sent["resourceVersion"] != fmt.Sprint(s.version):
 		kubetest.Status(w, 409, "Conflict", "the object has been modified", nil)
 	default:
@@ -116,7 +117,8 @@ func merge(target, patch map[string]any) {
 func client(t *testing.T, s http.Handler, startup ...string) *Client {
 	t.Helper()
 	k, _ := kubetest.Server(t, s)
-	c := New(k.Core(), Options{Name: "n1", TaintKey: testWanted.Key, TaintEffect: testWanted.Effect, StartupTaints: startup})
+	c := New(k.Core(),
+		Options{Name: "n1", TaintKey: testWanted.Key, TaintEffect: testWanted.Effect, StartupTaints: startup})
 	c.pause = func(int) time.Duration { return 0 }
 	return c
 }
@@ -293,7 +295,8 @@ func TestWithoutANodeThereIsNothingToUndo(t *testing.T) {
 }
 
 func TestStartUpTaintsThatMayNotBeRemovedDoNotKeepTheNodeCordoned(t *testing.T) {
-	s := newNodeServer(t, strings.Replace(bare, `"spec":{}`, `"spec":{"taints":[{"key":"start/x","effect":"NoExecute"}]}`, 1))
+	s := newNodeServer(t,
+		strings.Replace(bare, `"spec":{}`, `"spec":{"taints":[{"key":"start/x","effect":"NoExecute"}]}`, 1))
 	c := client(t, s, "start/x")
 	if err := c.Cordon(t.Context(), "b1"); err != nil {
 		t.Fatal(err)
@@ -303,7 +306,8 @@ func TestStartUpTaintsThatMayNotBeRemovedDoNotKeepTheNodeCordoned(t *testing.T) 
 		kubetest.Status(w, 403, "Forbidden", "kured-agent may only change taints with its own key", nil)
 	}
 	err := c.Return(t.Context(), func(plan.Node) bool { return true })
-	if err == nil || !strings.Contains(err.Error(), "start/x") || !strings.Contains(err.Error(), "optional/startup-taints.yaml") {
+	if err == nil || !strings.Contains(err.Error(), "start/x") ||
+		!strings.Contains(err.Error(), "optional/startup-taints.yaml") {
 		t.Errorf("got %v", err)
 	}
 	got, err := c.Read(t.Context(), 0)
@@ -317,9 +321,14 @@ func TestErrorsEndTheAttemptAndForgetTheAnswer(t *testing.T) {
 		"forbidden": func(w http.ResponseWriter, _ *http.Request) {
 			kubetest.Status(w, 403, "Forbidden", "policy says no", nil)
 		},
-		"invalid":        func(w http.ResponseWriter, _ *http.Request) { kubetest.Status(w, 422, "Invalid", "bad", nil) },
-		"server error":   func(w http.ResponseWriter, _ *http.Request) { kubetest.Status(w, 500, "InternalError", "oops", nil) },
-		"too many":       func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Retry-After", "1"); w.WriteHeader(429) },
+		"invalid": func(w http.ResponseWriter, _ *http.Request) { kubetest.Status(w, 422, "Invalid", "bad", nil) },
+		"server error": func(w http.ResponseWriter, _ *http.Request) {
+			kubetest.Status(w, 500, "InternalError", "oops", nil)
+		},
+		"too many": func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Retry-After", "1")
+			w.WriteHeader(429)
+		},
 		"half an answer": func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -343,7 +352,7 @@ func TestErrorsEndTheAttemptAndForgetTheAnswer(t *testing.T) {
 	}
 }
 
-func TestAWriteWithAnUnreadableAnswerIsDone(t *testing.T) {
+func TestAWriteWithAnUnreadableAnswerCounts(t *testing.T) {
 	s := newNodeServer(t, bare)
 	s.patch = func(w http.ResponseWriter, _ *http.Request) { kubetest.JSON(w, 200, `{"kind":"Node"`) }
 	c := client(t, s)
@@ -375,33 +384,43 @@ func TestWhatIsSeenOfANode(t *testing.T) {
 		name, node string
 		want       plan.Node
 	}{
-		{"healthy", `{"metadata":{` + meta + `},"status":{"nodeInfo":{"bootID":"b1"},"conditions":[{"type":"Ready","status":"True"},{"type":"NetworkUnavailable","status":"False"}]}}`,
+		{"healthy", `{"metadata":{` + meta + `},"status":{"nodeInfo":{"bootID":"b1"},` +
+			`"conditions":[{"type":"Ready","status":"True"},{"type":"NetworkUnavailable","status":"False"}]}}`,
 			plan.Node{UID: "u1", BootID: "b1", Ready: true}},
-		{"unknown is not ready", `{"metadata":{` + meta + `},"status":{"conditions":[{"type":"Ready","status":"Unknown"},{"type":"NetworkUnavailable","status":"True"}]}}`,
+		{"unknown is not ready", `{"metadata":{` + meta +
+			`},"status":{"conditions":[{"type":"Ready","status":"Unknown"},{"type":"NetworkUnavailable","status":"True"}]}}`,
 			plan.Node{UID: "u1", NetworkUnavailable: true}},
 		{"held with a reason", `{"metadata":{` + meta + `,"annotations":{"kured-agent/hold":"backup\nruns"}}}`,
 			plan.Node{UID: "u1", Hold: "backup runs"}},
-		{"held without", `{"metadata":{` + meta + `,"annotations":{"kured-agent/hold":" "}}}`, plan.Node{UID: "u1", Hold: "held"}},
+		{"held without", `{"metadata":{` + meta + `,"annotations":{"kured-agent/hold":" "}}}`,
+			plan.Node{UID: "u1", Hold: "held"}},
 		{"control plane", `{"metadata":{` + meta + `,"labels":{"node-role.kubernetes.io/control-plane":""}}}`,
 			plan.Node{UID: "u1", ControlPlane: true}},
-		{"autoscaler deletes it", `{"metadata":{` + meta + `},"spec":{"taints":[{"key":"ToBeDeletedByClusterAutoscaler","value":"1","effect":"NoSchedule"}]}}`,
+		{"autoscaler deletes it", `{"metadata":{` + meta +
+			`},"spec":{"taints":[{"key":"ToBeDeletedByClusterAutoscaler","value":"1","effect":"NoSchedule"}]}}`,
 			plan.Node{UID: "u1", Leaving: `taint "ToBeDeletedByClusterAutoscaler"`}},
-		{"karpenter deletes it", `{"metadata":{` + meta + `},"spec":{"taints":[{"key":"karpenter.sh/disrupted","effect":"NoSchedule"}]}}`,
+		{"karpenter deletes it", `{"metadata":{` + meta +
+			`},"spec":{"taints":[{"key":"karpenter.sh/disrupted","effect":"NoSchedule"}]}}`,
 			plan.Node{UID: "u1", Leaving: `taint "karpenter.sh/disrupted"`}},
 		{"being deleted", `{"metadata":{` + meta + `,"deletionTimestamp":"2026-11-30T12:00:00Z"}}`,
 			plan.Node{UID: "u1", Leaving: "the Node object is being deleted"}},
-		{"start-up taint of any effect", `{"metadata":{` + meta + `},"spec":{"taints":[{"key":"start/any","effect":"NoExecute"}]}}`,
+		{"start-up taint of any effect", `{"metadata":{` + meta +
+			`},"spec":{"taints":[{"key":"start/any","effect":"NoExecute"}]}}`,
 			plan.Node{UID: "u1", Startup: true}},
-		{"start-up taint of another effect", `{"metadata":{` + meta + `},"spec":{"taints":[{"key":"start/one","effect":"NoExecute"}]}}`,
+		{"start-up taint of another effect", `{"metadata":{` + meta +
+			`},"spec":{"taints":[{"key":"start/one","effect":"NoExecute"}]}}`,
 			plan.Node{UID: "u1"}},
-		{"our key with another effect", `{"metadata":{` + meta + `},"spec":{"taints":[{"key":"kured-agent/reboot-required","effect":"NoSchedule"}]}}`,
+		{"our key with another effect", `{"metadata":{` + meta +
+			`},"spec":{"taints":[{"key":"kured-agent/reboot-required","effect":"NoSchedule"}]}}`,
 			plan.Node{UID: "u1"}},
-		{"somebody's value in our place", `{"metadata":{` + meta + `},"spec":{"taints":[{"key":"kured-agent/reboot-required","value":"x","effect":"PreferNoSchedule"}]}}`,
+		{"somebody's value in our place", `{"metadata":{` + meta +
+			`},"spec":{"taints":[{"key":"kured-agent/reboot-required","value":"x","effect":"PreferNoSchedule"}]}}`,
 			plan.Node{UID: "u1"}},
-		{"the same, and we want it there", `{"metadata":{` + meta + `,"annotations":{"kured-agent/reasons":""}},"spec":{"taints":[{"key":"kured-agent/reboot-required","value":"x","effect":"PreferNoSchedule"}]}}`,
+		{"the same, and we want it there", `{"metadata":{` + meta + `,"annotations":{"kured-agent/reasons":""}},` +
+			`"spec":{"taints":[{"key":"kured-agent/reboot-required","value":"x","effect":"PreferNoSchedule"}]}}`,
 			plan.Node{UID: "u1", Tainted: true}},
 		{"endless text", `{"metadata":{` + meta + `,"annotations":{"kured-agent/hold":"` + strings.Repeat("ä", 5000) + `"}}}`,
-			plan.Node{UID: "u1", Hold: strings.Repeat("ä", 128) + "…"}},
+			plan.Node{UID: "u1", Hold: strings.Repeat("ä", 126) + "…"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			o, err := parse([]byte(c.node))

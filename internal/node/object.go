@@ -6,9 +6,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/kured-agent/kured-agent/internal/plan"
+	"github.com/kured-agent/kured-agent/internal/text"
 )
 
 // object is what the agent reads of a Node. Taints stay the bytes that came: a typed round trip would drop what a newer
@@ -96,14 +96,15 @@ func (o *object) observed(w wanted) plan.Node {
 	n := plan.Node{
 		UID:           o.Metadata.UID,
 		Unschedulable: o.Spec.Unschedulable,
-		Marker:        bound(o.Metadata.Annotations[markerKey]),
+		Marker:        text.Line(o.Metadata.Annotations[markerKey], maxText),
 		Tainted:       w.tainted(o),
+		Stray:         slices.ContainsFunc(o.taints, w.former),
 		Startup:       slices.ContainsFunc(o.taints, w.startup),
 		Leaving:       o.leaving(),
-		BootID:        bound(o.Status.NodeInfo.BootID),
+		BootID:        text.Line(o.Status.NodeInfo.BootID, maxText),
 	}
 	if hold, ok := o.Metadata.Annotations[holdAnnotation]; ok {
-		if n.Hold = bound(strings.TrimSpace(hold)); n.Hold == "" {
+		if n.Hold = text.Line(hold, maxText); n.Hold == "" {
 			n.Hold = "held"
 		}
 	}
@@ -152,19 +153,4 @@ func (o *object) cordonedByUs() bool {
 		foreign = true
 	}
 	return !foreign
-}
-
-// bound keeps text of others short and printable.
-func bound(s string) string {
-	const limit = 256
-	s = strings.Map(func(r rune) rune {
-		if r < ' ' || r == 0x7f {
-			return ' '
-		}
-		return r
-	}, s)
-	if len(s) > limit {
-		s = strings.ToValidUTF8(s[:limit], "") + "…"
-	}
-	return s
 }

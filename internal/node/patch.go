@@ -8,12 +8,20 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/kured-agent/kured-agent/internal/text"
 )
 
 // wanted is what the configuration says about taints.
 type wanted struct {
 	Key, Effect string
 	Startup     []string // "key" or "key:Effect"
+	Former      string   // "key:Effect" that an earlier configuration had; empty: none
+}
+
+// former is an entry that we put there before the configuration was changed.
+func (w wanted) former(t taint) bool {
+	return t.Value == "" && t.Key+":"+t.Effect == w.Former && !w.ours(t)
 }
 
 // ours is an entry that the agent may take away. One with our key and another effect, or with a value, was put there
@@ -67,6 +75,9 @@ func (c *change) empty() bool {
 func taintChange(o *object, w wanted, note string) change {
 	var c change
 	if w.tainted(o) {
+		if kept := o.without(w.former); len(kept) < len(o.Spec.Taints) {
+			c.taints = &kept
+		}
 		return c
 	}
 	if !slices.ContainsFunc(o.taints, w.occupied) {
@@ -77,10 +88,10 @@ func taintChange(o *object, w wanted, note string) change {
 		if err != nil { // two strings cannot fail
 			panic(err)
 		}
-		taints := append(slices.Clone(o.Spec.Taints), entry)
+		taints := append(o.without(w.former), entry)
 		c.taints = &taints
 	}
-	if note = bound(note); note != "" || c.taints == nil {
+	if note = text.Line(note, maxText); note != "" || c.taints == nil {
 		c.set(reasonsKey, note)
 	}
 	return c
@@ -147,18 +158,24 @@ func rollBackChange(o *object) change {
 	return c
 }
 
+// without are the taints, raw and in their order, that gone does not name.
+func (o *object) without(gone func(taint) bool) []json.RawMessage {
+	kept := make([]json.RawMessage, 0, len(o.Spec.Taints)+1)
+	for i, t := range o.taints {
+		if !gone(t) {
+			kept = append(kept, o.Spec.Taints[i])
+		}
+	}
+	return kept
+}
+
 // cleanChange undoes everything of ours, and removes the start-up taints when asked.
 func cleanChange(o *object, w wanted, startup bool) change {
 	c := rollBackChange(o)
 	if _, there := o.Metadata.Annotations[reasonsKey]; there {
 		c.remove(reasonsKey)
 	}
-	kept := make([]json.RawMessage, 0, len(o.Spec.Taints))
-	for i, t := range o.taints {
-		if !w.ours(t) && !(startup && w.startup(t)) {
-			kept = append(kept, o.Spec.Taints[i])
-		}
-	}
+	kept := o.without(func(t taint) bool { return w.ours(t) || w.former(t) || startup && w.startup(t) })
 	if len(kept) < len(o.Spec.Taints) {
 		c.taints = &kept
 	}

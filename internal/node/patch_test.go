@@ -31,7 +31,7 @@ func patches(o *object) map[string]change {
 	}
 }
 
-func TestPatchBodies(t *testing.T) {
+func TestEachChangeIsOnePatch(t *testing.T) {
 	files, err := filepath.Glob("testdata/patches/*.node.json")
 	if err != nil || len(files) == 0 {
 		t.Fatalf("%d fixtures, %v", len(files), err)
@@ -106,7 +106,8 @@ func FuzzForeignTaintsStayAsTheyAre(f *testing.F) {
 		}
 		f.Add(raw)
 	}
-	f.Add([]byte(`{"metadata":{"name":"n","uid":"u","resourceVersion":"1","managedFields":[{"fieldsV1":null}]},"spec":{"taints":[null,{"key":"\u2028<\ud800"}]}}`))
+	f.Add([]byte(`{"metadata":{"name":"n","uid":"u","resourceVersion":"1","managedFields":[{"fieldsV1":null}]},` +
+		`"spec":{"taints":[null,{"key":"\u2028<\ud800"}]}}`))
 	f.Add([]byte(`{"metadata":null,"spec":[],"status":1}`))
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		o, err := parse(raw)
@@ -165,4 +166,34 @@ func FuzzForeignTaintsStayAsTheyAre(f *testing.F) {
 			}
 		}
 	})
+}
+
+// The taint got another key or effect in the configuration: the entry of the old one goes with the same patch, and only
+// that one.
+func TestATaintOfAnEarlierConfigurationGoes(t *testing.T) {
+	w := wanted{Key: "example.com/new", Effect: "PreferNoSchedule", Former: "kured-agent/reboot-required:NoSchedule"}
+	o, err := parse([]byte(`{"kind":"Node","apiVersion":"v1","metadata":{"name":"n1","uid":"u1","resourceVersion":"7"},"spec":{"taints":[
+		{"key":"kured-agent/reboot-required","effect":"NoSchedule","value":"theirs"},
+		{"key":"example.com/a","effect":"NoSchedule"},
+		{"key":"kured-agent/reboot-required","effect":"NoSchedule"},
+		{"key":"kured-agent/reboot-required","effect":"PreferNoSchedule"}]},"status":{}}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if seen := o.observed(w); seen.Tainted || !seen.Stray {
+		t.Errorf("seen as %+v", seen)
+	}
+	for name, c := range map[string]change{"tainting": taintChange(o, w, "kernel"), "cleaning": cleanChange(o, w, false)} {
+		var got []string
+		for _, raw := range *c.taints {
+			got = append(got, string(raw))
+		}
+		all := strings.Join(got, "\n")
+		if strings.Contains(all, `{"key":"kured-agent/reboot-required","effect":"NoSchedule"}`) ||
+			!strings.Contains(all, "theirs") || !strings.Contains(all, "example.com/a") ||
+			!strings.Contains(all, `"kured-agent/reboot-required","effect":"PreferNoSchedule"`) ||
+			strings.Contains(all, "example.com/new") != (name == "tainting") {
+			t.Errorf("%s leaves\n%s", name, all)
+		}
+	}
 }

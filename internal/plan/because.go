@@ -33,8 +33,8 @@ func becauseBootUnit(Policy, Observed) (string, time.Duration) {
 
 func becauseSick(p Policy, o Observed) (string, time.Duration) {
 	if o.Uptime > p.BootDeadline {
-		return fmt.Sprintf("NOT HEALTHY %s after the boot: %s; taint, cordon and slot stay until it is, and the roll-out stops here",
-			o.Uptime.Round(time.Second), o.Health.Why), 0
+		return fmt.Sprintf("NOT HEALTHY %s after the boot: %s; taint, cordon and slot stay until it is, "+
+			"and the roll-out stops here", o.Uptime.Round(time.Second), o.Health.Why), 0
 	}
 	return "waiting for a healthy boot: " + o.Health.Why, p.BootDeadline
 }
@@ -81,7 +81,8 @@ func becauseBarred(p Policy, o Observed) (string, time.Duration) {
 }
 
 func becauseUnknown(Policy, Observed) (string, time.Duration) {
-	return "the source that asked for the reboot can't be read, or took it back a moment ago: nothing is started or cancelled yet", 0
+	return "the source that asked for the reboot can't be read, or took it back a moment ago: " +
+		"nothing is started or cancelled yet", 0
 }
 
 func becauseNotRequired(_ Policy, o Observed) (string, time.Duration) {
@@ -107,6 +108,11 @@ func becauseTurn(_ Policy, o Observed) (string, time.Duration) {
 }
 
 func becauseDue(Policy, Observed) (string, time.Duration) { return "trying to take a slot", 0 }
+
+func becauseGated(_ Policy, o Observed) (string, time.Duration) {
+	return fmt.Sprintf("gate: %s; slot %s is given back when it stays closed", strings.Join(o.Gates, "; "), o.Slot.Name),
+		o.GatesSince + gateGrace
+}
 
 func becauseSlot(_ Policy, o Observed) (string, time.Duration) {
 	return fmt.Sprintf("slot %s is ours", o.Slot.Name), 0

@@ -35,16 +35,21 @@ func eachNode(f facts, visit func(facts)) {
 		visit(f) // nothing is known of Node and slot
 		return
 	}
-	bools(6, func(b []bool) {
-		f.forgotten, f.missing, f.startup, f.tainted, f.marker, f.cordoned = b[0], b[1], b[2], b[3], b[4], b[5]
-		if f.missing && (f.startup || f.tainted || f.marker || f.cordoned) || f.startup && !f.returning {
+	bools(7, func(b []bool) {
+		f.forgotten, f.missing, f.startup, f.tainted, f.marker, f.cordoned, f.stray = b[0], b[1], b[2], b[3], b[4], b[5], b[6]
+		if f.missing && (f.startup || f.tainted || f.stray || f.marker || f.cordoned) || f.startup && !f.returning {
 			return // no Node, no marks; a start-up taint is a return
 		}
 		for _, f.slot = range []SlotState{SlotNone, SlotOurs, SlotLost} {
 			if f.slot == SlotLost && !f.trouble {
 				continue // a lost slot is a trouble
 			}
-			eachDrain(f, visit)
+			for _, f.gated = range []bool{false, true} {
+				if f.gated && f.slot != SlotOurs && !f.barred {
+					continue // who only waits is barred by a gate at once
+				}
+				eachDrain(f, visit)
+			}
 		}
 	})
 }
@@ -80,13 +85,14 @@ var invariants = []struct {
 	says  string
 	holds func(f facts, p Phase, a Action) bool
 }{
-	{"a reboot is asked for only when the slot is ours, the need present, nothing bars it, nobody inhibits it, no pod that must go is left and the pre-reboot units are through", func(f facts, _ Phase, a Action) bool {
+	{"a reboot is asked for only when the slot is ours, the need present, nothing bars it, nobody inhibits it, no pod " +
+		"that must go is left and the pre-reboot units are through", func(f facts, _ Phase, a Action) bool {
 		drained := f.pods == podsGone || f.pods == podsStuck && f.afterTimeout == TimeoutReboots
-		return a != Reboot || f.slot == SlotOurs && f.need == Required && !f.barred && !f.inhibited && drained &&
+		return a != Reboot || f.slot == SlotOurs && f.need == Required && !f.barred && !f.gated && !f.inhibited && drained &&
 			f.cordoned && f.preReboot == TargetReached && f.api == APIRead && !f.returning
 	}},
 	{"nothing is cordoned, evicted or deleted without the slot", func(f facts, _ Phase, a Action) bool {
-		return a != Cordon && a != Evict && a != DeletePods || f.slot == SlotOurs && f.need == Required && !f.barred
+		return a != Cordon && a != Evict && a != DeletePods || f.slot == SlotOurs && f.need == Required && !f.barred && !f.gated
 	}},
 	{"a slot is taken only when nothing bars the reboot", func(f facts, _ Phase, a Action) bool {
 		return a != Acquire || f.slot == SlotNone && f.need == Required && !f.barred && !f.inhibited && f.turn
@@ -98,7 +104,7 @@ var invariants = []struct {
 		return !f.shutdown && f.asked != askedPending || a == None
 	}},
 	{"no slot is kept in Idle or Waiting", func(f facts, p Phase, a Action) bool {
-		return a != None || p != Idle && p != Waiting && p != WaitingTurn || f.slot == SlotNone
+		return a != None || p != Idle && p != Waiting && p != WaitingTurn || f.slot == SlotNone || f.gated
 	}},
 	{"no mark is kept in Idle", func(f facts, p Phase, a Action) bool {
 		return a != None || p != Idle || !f.dirty()
@@ -118,7 +124,7 @@ var invariants = []struct {
 	{"an action changes what it looks at", func(f facts, _ Phase, a Action) bool {
 		switch a {
 		case Taint:
-			return !f.tainted
+			return !f.tainted || f.stray
 		case Cordon:
 			return !f.cordoned
 		case Clean:
@@ -137,6 +143,7 @@ var invariants = []struct {
 			return f.unsettled || f.returning
 		case Forget:
 			return f.forgotten
+		case None, Evict, DeletePods, StartTarget, Reboot: // nothing, or what the next observation shows
 		}
 		return true
 	}},

@@ -7,6 +7,7 @@ import "time"
 // Level says whether a reboot is required. The zero value is NotRequired.
 type Level int
 
+// What the sources say together.
 const (
 	NotRequired Level = iota
 	Required
@@ -15,14 +16,23 @@ const (
 	Unknown
 )
 
-// Kind is the least kind of reboot that satisfies a reason, in rising order.
+var levelNames = [...]string{"not-required", "required", "unknown"}
+
+func (l Level) String() string { return name(levelNames[:], int(l)) }
+
+// Kind is the least kind of reboot that satisfies a reason, in rising order. The zero value is none.
 type Kind int
 
+// Kinds of reboots.
 const (
 	KindSoft  Kind = iota + 1 // userspace only: systemctl soft-reboot
 	KindKexec                 // a new kernel without the firmware
 	KindFull                  // through the firmware
 )
+
+var kindNames = [...]string{"", "soft", "kexec", "full"}
+
+func (k Kind) String() string { return name(kindNames[:], int(k)) }
 
 // Reason is one cause of a required reboot. ID identifies the cause over time and over reboots (a package name, a
 // checksum, a version): the loop guard compares IDs. Text is for people. Both come from the outside: sources bound them
@@ -44,6 +54,7 @@ const (
 // API says whether the API server was asked for this observation and answered.
 type API int
 
+// What became of asking the API server.
 const (
 	APIUnneeded API = iota // nothing to ask: no reboot required, nothing of ours outstanding
 	APIAway                // asked and not answered, or refused
@@ -56,6 +67,7 @@ type Node struct {
 	Unschedulable bool   // spec.unschedulable
 	Marker        string // annotation kured-agent/cordoned: the boot in which we cordoned, or empty
 	Tainted       bool   // our key and our effect is there
+	Stray         bool   // a taint of ours is there that an earlier configuration put on
 	Startup       bool   // one of the start-up taints from [boot] remove_taints is there
 	Hold          string // annotation kured-agent/hold: a human holds this node back, with a reason
 	Leaving       string // an autoscaler is about to delete this node: which mark says so
@@ -69,6 +81,7 @@ type Node struct {
 // SlotState says how the slot stands.
 type SlotState int
 
+// How the slot may stand.
 const (
 	SlotNone SlotState = iota
 	SlotOurs
@@ -102,6 +115,7 @@ type Pods struct {
 // Target is the state of kured-agent-pre-reboot.target.
 type Target int
 
+// How the target may stand.
 const (
 	TargetReached Target = iota // also when the unit is not installed
 	TargetInactive
@@ -115,17 +129,25 @@ type Asked struct {
 	Reasons []Reason      `json:"reasons,omitempty"`
 }
 
+// Moment is when something was noted. In the same boot the uptime counts, since a host without a battery-backed clock
+// learns the time of day only after its start; over boots the wall clock does.
+type Moment struct {
+	At   time.Time     `json:"at"` // wall clock
+	Boot string        `json:"boot,omitempty"`
+	Up   time.Duration `json:"up,omitempty"` // uptime
+}
+
 // LastReboot is the newest reboot we asked for that a new boot id has proven.
 type LastReboot struct {
-	At      time.Time `json:"at"` // wall clock, of the return
-	Reasons []Reason  `json:"reasons,omitempty"`
+	Moment           // of the return
+	Reasons []Reason `json:"reasons,omitempty"`
 }
 
 // Failure is the newest attempt that was given up.
 type Failure struct {
-	At    time.Time `json:"at"` // wall clock: it must survive a reboot
-	Count int       `json:"count"`
-	Why   string    `json:"why"`
+	Moment
+	Count int    `json:"count"`
+	Why   string `json:"why"`
 }
 
 // SlotRef is the slot as the record keeps it.
@@ -141,12 +163,13 @@ type Record struct {
 	Boot    string      `json:"boot,omitempty"`    // the boot that Slot and Asked belong to
 	NodeUID string      `json:"nodeUID,omitempty"` // the Node object that may carry marks of ours
 	Marked  bool        `json:"marked,omitempty"`  // a taint, cordon or slot of ours may exist
+	Taint   string      `json:"taint,omitempty"`   // key:effect that the taint was put on with
 	Slot    *SlotRef    `json:"slot,omitempty"`
 	Asked   *Asked      `json:"asked,omitempty"`
 	Last    *LastReboot `json:"last,omitempty"`
 	Failure *Failure    `json:"failure,omitempty"`
 	Startup string      `json:"startup,omitempty"` // boot in which the start-up taints were looked after
-	Reasons []Reason    `json:"reasons,omitempty"` // active when the Node was marked: seeds the sources after a restart
+	Reasons []Reason    `json:"reasons,omitempty"` // active now: seeds the sources after a restart
 	Proof   string      `json:"proof,omitempty"`   // fingerprint of the credential and Node name that were proven
 }
 
@@ -173,13 +196,15 @@ type Observed struct {
 	Need    Level
 	Reasons []Reason
 
-	Shutdown   bool     // logind is shutting the machine down
-	Inhibitors []string // who blocks a shutdown, ready to print
-	Gates      []string // blockers that stand in the way, ready to print
-	Window     Window
-	PreReboot  Target
-	PreWhy     string // which unit failed
-	Health     Health
+	Shutdown        bool          // logind is shutting the machine down
+	ShutdownUnknown bool          // logind can't be asked
+	Inhibitors      []string      // who blocks a shutdown, ready to print
+	Gates           []string      // blockers that stand in the way, ready to print
+	GatesSince      time.Duration // uptime since which there has been one
+	Window          Window
+	PreReboot       Target
+	PreWhy          string // which unit failed
+	Health          Health
 
 	API    API
 	APIWhy string // why it is away

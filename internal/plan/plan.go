@@ -4,7 +4,8 @@
 //
 // The caller observes everything at one moment (Observed), calls Next, performs the one action of the returned Step,
 // and observes again. A crash between any two steps loses nothing, because no step depends on what was decided before.
-// The same call, without the action, is `kured-agent plan`; the boot unit runs it until the phase is no longer Returning.
+// The same call, without the action, is `kured-agent plan`; the boot unit runs it until the phase is no longer
+// Returning.
 //
 // What the caller promises:
 //  1. Cordon, Evict, DeletePods and Reboot begin with a quorum read of the slot; when it is no longer ours nothing else
@@ -23,6 +24,7 @@ import (
 // Phase says what the agent is doing, in one word for people, metrics and STATUS=.
 type Phase int
 
+// Phases, each explained by its rows in decide.
 const (
 	Idle Phase = iota
 	Tainting
@@ -61,6 +63,7 @@ func Phases() []Phase {
 // Action is the one thing to do next.
 type Action int
 
+// Actions. Those that patch the Node do so in one write.
 const (
 	None        Action = iota
 	Taint              // patch: add our taint
@@ -81,7 +84,8 @@ const (
 
 var actionNames = [...]string{
 	"none", "taint", "acquire a slot", "cordon", "evict pods", "delete pods", "start the pre-reboot target", "reboot",
-	"return the node", "clean the node", "roll back the cordon", "release the slot", "note the failure", "close the record",
+	"return the node", "clean the node", "roll back the cordon", "release the slot", "note the failure",
+	"close the record",
 	"forget the old node",
 }
 
@@ -105,6 +109,7 @@ type Step struct {
 // AfterTimeout says what follows a drain that took longer than Policy.DrainTimeout.
 type AfterTimeout int
 
+// What may follow it: the attempt is given up, the reboot comes all the same, the pods left are deleted.
 const (
 	TimeoutRollsBack AfterTimeout = iota
 	TimeoutReboots
@@ -188,12 +193,16 @@ func decide(f facts) (Phase, Action, because) {
 		return Returning, None, becauseSettling
 
 	// Healthy: one patch gives the Node back.
-	case f.returning && (f.dirty() || f.startup):
+	case f.returning && f.dirty():
 		return Returning, Return, becauseReturned
 
 	// The Node is clean, so the slot may go: in this order, or two nodes could be cordoned at once.
 	case f.returning && f.slot != SlotNone:
 		return Returning, Release, becauseNodeClean
+
+	// A start-up taint alone. It comes after the slot: the right to remove it may be missing, and the slot stops others.
+	case f.returning && f.startup:
+		return Returning, Return, becauseReturned
 
 	// Nothing of the last boot is left.
 	case f.returning:
@@ -232,11 +241,11 @@ func decide(f facts) (Phase, Action, because) {
 		return Idle, None, becauseNotRequired
 
 	// The taint belongs to open windows only, by [taint] when = "window".
-	case f.tainted && !f.taintWanted:
+	case (f.tainted || f.stray) && !f.taintWanted:
 		return Waiting, Clean, becauseBarred
 
 	// A reboot is required: say so to the scheduler at once, also while blocked (kubereboot/kured#970).
-	case !f.tainted && f.taintWanted:
+	case (!f.tainted || f.stray) && f.taintWanted:
 		return Tainting, Taint, becauseRequired
 
 	// Held back by a human, a window, a gate, the loop guard, the minimum interval or the back-off.
@@ -254,6 +263,11 @@ func decide(f facts) (Phase, Action, because) {
 	// Our turn to try.
 	case f.slot == SlotNone:
 		return Locking, Acquire, becauseDue
+
+	// The slot is ours and a gate has just closed: one unanswered question is no reason to give up a drain, and none to
+	// go on.
+	case f.gated:
+		return Waiting, None, becauseGated
 
 	// The slot is ours. A cordon that somebody took off is put on again (kubereboot/kured#929).
 	case !f.cordoned:
@@ -306,6 +320,7 @@ type facts struct {
 	startup   bool
 
 	tainted  bool
+	stray    bool
 	marker   bool // we cordoned, or say so
 	cordoned bool // unschedulable, by whomever
 	slot     SlotState
@@ -315,6 +330,7 @@ type facts struct {
 	trouble     bool
 	backingOff  bool // after a failure; one of the bars
 	barred      bool
+	gated       bool // a gate is closed
 	inhibited   bool
 	turn        bool
 
@@ -329,7 +345,7 @@ func (f facts) unasked() bool {
 	return f.api == APIUnneeded && !(f.returning && f.bootUnit) && (f.need == Required || f.unsettled || f.returning)
 }
 
-func (f facts) dirty() bool { return f.tainted || f.marker }
+func (f facts) dirty() bool { return f.tainted || f.stray || f.marker }
 
 type askedState int
 
@@ -377,8 +393,10 @@ func look(p Policy, o Observed) facts {
 	if o.API == APIRead {
 		f.missing = o.Node.UID == ""
 		f.forgotten = o.Record.Marked && (f.missing || o.Record.NodeUID != "" && o.Record.NodeUID != o.Node.UID)
-		f.startup = o.Node.Startup && !o.Stopping
-		f.tainted = o.Node.Tainted
+		// A start-up taint that appears in our own attempt waits for its end.
+		f.startup = o.Node.Startup && !o.Stopping && o.Node.Marker != o.Boot &&
+			(o.Slot.State == SlotNone || o.Slot.Boot != o.Boot)
+		f.tainted, f.stray = o.Node.Tainted, o.Node.Stray
 		f.marker = o.Node.Marker != ""
 		f.cordoned = o.Node.Unschedulable
 	}
@@ -388,8 +406,9 @@ func look(p Policy, o Observed) facts {
 		o.Slot.State == SlotOurs && o.Slot.Boot != o.Boot)
 	f.pods, f.podsDue = drained(p, o)
 	f.trouble = trouble(p, o) != ""
-	f.backingOff = o.Now.Before(failureEnd(o.Record.Failure))
+	f.backingOff = backoffLeft(o) > 0
 	f.barred = len(bars(p, o)) > 0
+	f.gated = len(o.Gates) > 0
 	return f
 }
 
@@ -397,6 +416,8 @@ func asked(p Policy, o Observed) askedState {
 	switch {
 	case o.Record.Asked == nil || o.Record.Boot != o.Boot:
 		return askedNot
+	case o.Stopping && !o.Shutdown && !o.ShutdownUnknown:
+		return askedOverdue // logind shows an accepted reboot at once: this one does not come, and we will not be there
 	case o.Uptime-o.Record.Asked.At < p.RebootDeadline:
 		return askedPending
 	}
@@ -445,8 +466,18 @@ func trouble(p Policy, o Observed) string {
 		return fmt.Sprintf("draining did not end within timeout = %s: %s", p.DrainTimeout, o.Pods.Why)
 	case ours && o.PreReboot == TargetFailed:
 		return "kured-agent-pre-reboot.target failed: " + o.PreWhy
+	case ours && gateShut(o):
+		return "a gate closed after the slot was taken: " + strings.Join(o.Gates, "; ")
 	}
 	return ""
+}
+
+// gateGrace is how long a gate may be closed before a slot that is held is given back.
+const gateGrace = 30 * time.Second
+
+// gateShut says that a gate bars the node: at once when it only waits, after a moment when it holds the slot.
+func gateShut(o Observed) bool {
+	return len(o.Gates) > 0 && (o.Slot.State != SlotOurs || o.Uptime-o.GatesSince >= gateGrace)
 }
 
 // bar is one reason not to go on, and the time at which it may end by itself.
@@ -470,29 +501,39 @@ func bars(p Policy, o Observed) []bar {
 	if !o.Window.Open {
 		add(o.Window.Opens, "outside the maintenance windows")
 	}
-	for _, g := range o.Gates {
-		add(time.Time{}, "gate: %s", g)
-	}
-	if until := failureEnd(o.Record.Failure); o.Now.Before(until) {
-		add(until, "backing off after failure %d: %s", o.Record.Failure.Count, o.Record.Failure.Why)
-	}
-	if last := o.Record.Last; last != nil && !last.At.After(o.Now) {
-		if until := last.At.Add(p.MinInterval); o.Now.Before(until) {
-			add(until, "less than min_interval = %s since the last reboot", p.MinInterval)
+	if gateShut(o) {
+		for _, g := range o.Gates {
+			add(time.Time{}, "gate: %s", g)
 		}
-		if until := last.At.Add(p.LoopGuard); didNotHelp(p, o) {
-			add(until, "the reboot did not help: the same reasons are still there")
+	}
+	if left := backoffLeft(o); left > 0 {
+		add(o.Now.Add(left), "backing off after failure %d: %s", o.Record.Failure.Count, o.Record.Failure.Why)
+	}
+	if last := o.Record.Last; last != nil {
+		if left := p.MinInterval - since(o, last.Moment); left > 0 {
+			add(o.Now.Add(left), "less than min_interval = %s since the last reboot", p.MinInterval)
+		}
+		if didNotHelp(p, o) {
+			add(o.Now.Add(p.LoopGuard-since(o, last.Moment)), "the reboot did not help: the same reasons are still there")
 		}
 	}
 	return all
+}
+
+// since is the time since the moment. In another boot the wall clock says, but it is at least the uptime, whatever a
+// clock that was set wrong in between claims.
+func since(o Observed, m Moment) time.Duration {
+	if m.Boot == o.Boot {
+		return o.Uptime - m.Up
+	}
+	return max(o.Now.Sub(m.At), o.Uptime)
 }
 
 // didNotHelp says that the reasons of our last reboot are still there, and no other: rebooting again would loop
 // (kubereboot/kured#147, #976).
 func didNotHelp(p Policy, o Observed) bool {
 	last := o.Record.Last
-	return last != nil && o.Need == Required && !last.At.After(o.Now) && o.Now.Before(last.At.Add(p.LoopGuard)) &&
-		!anyNew(o.Reasons, last.Reasons)
+	return last != nil && o.Need == Required && since(o, last.Moment) < p.LoopGuard && !anyNew(o.Reasons, last.Reasons)
 }
 
 // What waits for a human.
@@ -512,17 +553,18 @@ func Trouble(p Policy, o Observed, s Step) string {
 	return ""
 }
 
-// Backoff is the pause after the n-th failure in a row: 15 min, doubled up to 6 h. It is counted on the wall clock, since
-// it must survive a reboot.
+// Backoff is the pause after the n-th failure in a row: 15 min, doubled up to 6 h. It is counted on the wall clock,
+// since it must survive a reboot.
 func Backoff(n int) time.Duration {
 	return min(15*time.Minute<<min(max(n-1, 0), 10), 6*time.Hour)
 }
 
-func failureEnd(f *Failure) time.Time {
+func backoffLeft(o Observed) time.Duration {
+	f := o.Record.Failure
 	if f == nil {
-		return time.Time{}
+		return 0
 	}
-	return f.At.Add(Backoff(f.Count))
+	return Backoff(f.Count) - since(o, f.Moment)
 }
 
 // anyNew says whether a reason is there that was not among the old ones: an altered need may reboot again.

@@ -97,7 +97,7 @@ func (w *world) run(word, value string) error {
 		level, ids, _ := strings.Cut(value, " ")
 		o.Need = map[string]Level{"no": NotRequired, "yes": Required, "unknown": Unknown}[level]
 		o.Reasons = nil
-		for _, id := range strings.Fields(ids) {
+		for id := range strings.FieldsSeq(ids) {
 			o.Reasons = append(o.Reasons, Reason{Source: "file", ID: id, Kind: KindFull})
 		}
 	case "do":
@@ -111,7 +111,8 @@ func (w *world) run(word, value string) error {
 		o.Now, o.Uptime = o.Now.Add(d), o.Uptime+d
 	case "reboot":
 		o.Boot, o.Uptime = value, 30*time.Second
-		o.Shutdown, o.Health, o.Pods, o.Turn = false, Health{Why: "the kubelet has not reported this boot yet"}, Pods{}, Turn{}
+		o.Shutdown, o.Health, o.Pods, o.Turn = false,
+			Health{Why: "the kubelet has not reported this boot yet"}, Pods{}, Turn{}
 		o.PreReboot = TargetInactive
 	case "healthy":
 		o.Health = Health{OK: on, Since: o.Uptime}
@@ -125,7 +126,7 @@ func (w *world) run(word, value string) error {
 	case "inhibitor":
 		o.Inhibitors = list(value)
 	case "gate":
-		o.Gates = list(value)
+		o.Gates, o.GatesSince = list(value), o.Uptime
 	case "hold":
 		o.Node.Hold = strings.TrimPrefix(value, "none")
 	case "autoscaler":
@@ -135,7 +136,16 @@ func (w *world) run(word, value string) error {
 	case "taint-in-window":
 		w.p.TaintInWindow = on
 	case "after-timeout":
-		w.p.AfterTimeout = map[string]AfterTimeout{"roll-back": TimeoutRollsBack, "reboot": TimeoutReboots, "delete": TimeoutDeletes}[value]
+		w.p.AfterTimeout = map[string]AfterTimeout{"roll-back": TimeoutRollsBack, "reboot": TimeoutReboots,
+			"delete": TimeoutDeletes}[value]
+	case "clock": // is set to that time after the start
+		at, err := time.Parse(time.RFC3339, value)
+		if err != nil {
+			return err
+		}
+		o.Now = at
+	case "taint-key-changed":
+		o.Node.Tainted, o.Node.Stray = false, o.Node.Tainted
 	case "startup-taint":
 		w.p.StartupTaints, o.Node.Startup = true, on
 	case "turn-taken-by":
@@ -150,7 +160,8 @@ func (w *world) run(word, value string) error {
 	case "pods-fatal":
 		o.Pods = Pods{Left: 1, Why: value, Fatal: true}
 	case "pre-reboot":
-		o.PreReboot = map[string]Target{"reached": TargetReached, "inactive": TargetInactive, "starting": TargetStarting, "failed": TargetFailed}[value]
+		o.PreReboot = map[string]Target{"reached": TargetReached, "inactive": TargetInactive, "starting": TargetStarting,
+			"failed": TargetFailed}[value]
 		o.PreWhy = "drain-the-database.service"
 	case "slot-lost":
 		o.Slot.State = SlotLost
@@ -159,7 +170,8 @@ func (w *world) run(word, value string) error {
 	case "cordoned-by-a-human":
 		o.Node.Unschedulable = true
 	case "api":
-		o.API, o.APIWhy = map[string]API{"away": APIAway, "unneeded": APIUnneeded, "read": APIRead}[value], "connection refused"
+		o.API, o.APIWhy = map[string]API{"away": APIAway, "unneeded": APIUnneeded, "read": APIRead}[value],
+			"connection refused"
 	case "node-uid":
 		o.Node = Node{UID: value, Ready: true, BootID: o.Boot}
 	case "node-gone":
@@ -202,7 +214,7 @@ func (w *world) do() {
 	r := &o.Record
 	switch w.step.Action {
 	case Taint:
-		o.Node.Tainted = true
+		o.Node.Tainted, o.Node.Stray = true, false
 		r.Boot, r.NodeUID, r.Marked = o.Boot, o.Node.UID, true
 	case Acquire:
 		r.Boot, r.NodeUID, r.Marked = o.Boot, o.Node.UID, true
@@ -220,7 +232,7 @@ func (w *world) do() {
 		r.Asked = &Asked{At: o.Uptime, Reasons: o.Reasons}
 	case Return, Clean:
 		o.Node.Startup = o.Node.Startup && w.step.Action == Clean
-		o.Node.Tainted = false
+		o.Node.Tainted, o.Node.Stray = false, false
 		w.rollBack()
 	case RollBack:
 		w.rollBack()
@@ -231,17 +243,20 @@ func (w *world) do() {
 		if r.Failure != nil {
 			count = r.Failure.Count + 1
 		}
-		r.Failure, r.Asked = &Failure{At: o.Now, Count: count, Why: w.step.Why}, nil
+		r.Failure, r.Asked = &Failure{Moment: w.now(), Count: count, Why: w.step.Why}, nil
 	case Settle:
 		if r.Asked != nil && r.Boot != o.Boot {
-			r.Last, r.Failure = &LastReboot{At: o.Now, Reasons: r.Asked.Reasons}, nil
+			r.Last, r.Failure = &LastReboot{Moment: w.now(), Reasons: r.Asked.Reasons}, nil
 		}
 		r.Boot, r.Startup, r.Marked, r.Slot, r.Asked = o.Boot, o.Boot, false, nil, nil
 		o.API = APIUnneeded
 	case Forget:
 		r.Boot, r.NodeUID, r.Marked, r.Slot, r.Asked, o.Slot = o.Boot, o.Node.UID, false, nil, nil, Slot{}
+	case None:
 	}
 }
+
+func (w *world) now() Moment { return Moment{At: w.o.Now, Boot: w.o.Boot, Up: w.o.Uptime} }
 
 func (w *world) rollBack() {
 	if w.o.Node.Marker != "" {

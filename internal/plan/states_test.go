@@ -20,7 +20,7 @@ var update = flag.Bool("update", false, "rewrite docs/states.md and the scenario
 const statesFile = "../../docs/states.md"
 
 // docs/states.md is the switch in decide, as a table. Run `go test ./internal/plan -update` after a change of it.
-func TestStatesDocumentIsTheSwitch(t *testing.T) {
+func TestTheStatesDocumentIsRenderedFromTheSwitch(t *testing.T) {
 	t.Parallel()
 	want := renderStates(t)
 	if *update {
@@ -45,8 +45,8 @@ func renderStates(t *testing.T) []byte {
 		t.Fatal(err)
 	}
 	var out bytes.Buffer
-	out.WriteString("# States\n\nRendered from `internal/plan/plan.go`; do not edit. The first row that matches decides; " +
-		"every row has one action, and after it everything is observed again.\n\n" +
+	out.WriteString("# States\n\nRendered from `internal/plan/plan.go`; do not edit. The first row that matches " +
+		"decides; every row has one action, and after it everything is observed again.\n\n" +
 		"| # | what | observed | phase | action |\n|---|---|---|---|---|\n")
 	row := 0
 	ast.Inspect(file, func(n ast.Node) bool {
@@ -60,7 +60,8 @@ func renderStates(t *testing.T) []byte {
 		}
 		return false
 	})
-	out.WriteString("\nThe conditions are the fields of `facts` in the same file; `Policy` and `Observed` say what they are made of.\n")
+	out.WriteString("\nThe conditions are the fields of `facts` in the same file; `Policy` and `Observed` say what they " +
+		"are made of.\n")
 	return out.Bytes()
 }
 

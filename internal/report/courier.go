@@ -10,6 +10,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/kured-agent/kured-agent/internal/text"
 )
 
 const (
@@ -116,18 +118,18 @@ func (c *courier) try(work context.Context, e Event) error {
 }
 
 func (c *courier) outcome(err error) {
-	text := ""
+	trouble := ""
 	if err != nil {
-		text = clean(err.Error(), maxText)
+		trouble = text.Line(err.Error(), maxText)
 	}
-	switch {
-	case text == c.trouble:
-	case text == "":
+	switch trouble {
+	case c.trouble:
+	case "":
 		c.logger.Info("notifications are delivered again", "to", c.to)
 	default:
-		c.logger.Warn("notification not delivered", "to", c.to, "err", text)
+		c.logger.Warn("notification not delivered", "to", c.to, "err", trouble)
 	}
-	c.trouble = text
+	c.trouble = trouble
 }
 
 // pause waits; false if ctx ended.

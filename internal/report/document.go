@@ -4,6 +4,7 @@ package report
 
 import (
 	"encoding/json"
+	"fmt"
 	"time"
 
 	"github.com/kured-agent/kured-agent/internal/plan"
@@ -73,7 +74,7 @@ func (u Update) MarshalJSON() ([]byte, error) {
 	d := document{
 		Node: u.Node, NodeUID: u.NodeUID, Version: u.Version,
 		Phase: u.Phase, Why: u.Why, Since: u.Since, Until: u.Until,
-		Required: levelWord(u.Level), Reasons: reasonDocuments(u.Reasons),
+		Required: u.Level.String(), Reasons: reasonDocuments(u.Reasons),
 		API: u.API, Tainted: u.Tainted, Cordoned: u.Cordoned,
 		Slot: u.Slot, SlotSince: u.SlotSince, SlotHolders: u.SlotHolders,
 		Window:  windowDocument(u.Window),
@@ -82,7 +83,7 @@ func (u Update) MarshalJSON() ([]byte, error) {
 		Dropped: u.Dropped, Requests: u.Requests, NodeWrites: u.NodeWrites,
 	}
 	for _, s := range u.Sources {
-		d.Sources = append(d.Sources, sourceDocument{s.Name, s.Type, levelWord(s.Level), s.Note, s.Err, s.Since})
+		d.Sources = append(d.Sources, sourceDocument{s.Name, s.Type, s.Level.String(), s.Note, s.Err, s.Since})
 	}
 	if l := u.LastReboot; l != nil {
 		d.LastReboot = &lastDocument{l.At, reasonDocuments(l.Reasons)}
@@ -111,7 +112,7 @@ func (u *Update) UnmarshalJSON(data []byte) error {
 		u.Sources = append(u.Sources, SourceStatus{s.Name, s.Type, levelOf(s.Required), s.Note, s.Error, s.Since})
 	}
 	if l := d.LastReboot; l != nil {
-		u.LastReboot = &plan.LastReboot{At: l.At, Reasons: reasonsOf(l.Reasons)}
+		u.LastReboot = &plan.LastReboot{Moment: plan.Moment{At: l.At}, Reasons: reasonsOf(l.Reasons)}
 	}
 	return nil
 }
@@ -119,7 +120,7 @@ func (u *Update) UnmarshalJSON(data []byte) error {
 func reasonDocuments(reasons []plan.Reason) []reasonDocument {
 	var all []reasonDocument
 	for _, r := range reasons {
-		all = append(all, reasonDocument{r.Source, r.ID, r.Text, kindWord(r.Kind)})
+		all = append(all, reasonDocument{r.Source, r.ID, r.Text, r.Kind.String()})
 	}
 	return all
 }
@@ -132,46 +133,20 @@ func reasonsOf(documents []reasonDocument) []plan.Reason {
 	return all
 }
 
-func levelWord(l plan.Level) string {
-	switch l {
-	case plan.Required:
-		return "required"
-	case plan.NotRequired:
-		return "not-required"
-	}
-	return "unknown"
-}
-
 func levelOf(word string) plan.Level {
-	switch word {
-	case "required":
-		return plan.Required
-	case "not-required":
-		return plan.NotRequired
-	}
-	return plan.Unknown
-}
-
-func kindWord(k plan.Kind) string {
-	switch k {
-	case plan.KindSoft:
-		return "soft"
-	case plan.KindKexec:
-		return "kexec"
-	case plan.KindFull:
-		return "full"
-	}
-	return ""
+	return named(word, plan.Unknown, plan.NotRequired, plan.Required)
 }
 
 func kindOf(word string) plan.Kind {
-	switch word {
-	case "soft":
-		return plan.KindSoft
-	case "kexec":
-		return plan.KindKexec
-	case "full":
-		return plan.KindFull
+	return named(word, 0, plan.KindSoft, plan.KindKexec, plan.KindFull)
+}
+
+// named returns the value that prints as word, or none.
+func named[T fmt.Stringer](word string, none T, values ...T) T {
+	for _, v := range values {
+		if v.String() == word {
+			return v
+		}
 	}
-	return 0
+	return none
 }

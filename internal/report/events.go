@@ -16,6 +16,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
+
+	"github.com/kured-agent/kured-agent/internal/text"
 )
 
 // Poster creates one Kubernetes Event about a Node. kind is "Normal" or "Warning". The same text about the same Node
@@ -84,7 +86,7 @@ const maxEventMessage = 1024
 
 // nodeEvent is pure.
 func nodeEvent(node, uid, reason, message, kind string, now time.Time) *corev1.Event {
-	message = clean(message, maxEventMessage)
+	message = text.Line(message, maxEventMessage)
 	at := metav1.NewTime(now)
 	return &corev1.Event{
 		ObjectMeta:     metav1.ObjectMeta{Name: eventName(node, uid, reason, message), Namespace: eventNamespace},
@@ -98,7 +100,7 @@ func nodeEvent(node, uid, reason, message, kind string, now time.Time) *corev1.E
 		Count:          1,
 
 		ReportingController: "kured-agent",
-		ReportingInstance:   shorten(node, 128),
+		ReportingInstance:   text.Shorten(node, 128),
 	}
 }
 

@@ -44,8 +44,10 @@ func TestOnlyTroubleBecomesAKubernetesEvent(t *testing.T) {
 			func(u *Update) { u.Phase = "Idle" },
 			func(u *Update) { u.Level, u.Reasons = plan.Required, []plan.Reason{{ID: "libc6"}} },
 			func(u *Update) { u.Phase = "Rebooting" },
-			func(u *Update) { u.Failure = &plan.Failure{At: night, Count: 1, Why: "logind refused"} },
-			func(u *Update) { u.LastReboot = &plan.LastReboot{At: night} },
+			func(u *Update) {
+				u.Failure = &plan.Failure{Moment: plan.Moment{At: night}, Count: 1, Why: "logind refused"}
+			},
+			func(u *Update) { u.LastReboot = &plan.LastReboot{Moment: plan.Moment{At: night}} },
 			func(u *Update) { u.Unhealthy = "the kubelet is not Ready" },
 			func(u *Update) { u.NotHelped = true },
 			func(u *Update) { u.NodeUID, u.NotHelped = "", false },
@@ -102,7 +104,8 @@ func TestAnEventIsOnePostAboutTheNode(t *testing.T) {
 		w.WriteHeader(http.StatusCreated)
 		_, _ = w.Write(body)
 	})
-	if err := NewPoster(client).PostEvent(t.Context(), "node-1", "uid-1", "RebootGivenUp", "gave up", "Warning"); err != nil {
+	err := NewPoster(client).PostEvent(t.Context(), "node-1", "uid-1", "RebootGivenUp", "gave up", "Warning")
+	if err != nil {
 		t.Fatal(err)
 	}
 	head, body, _ := strings.Cut(<-got, "\n")
@@ -111,7 +114,8 @@ func TestAnEventIsOnePostAboutTheNode(t *testing.T) {
 	}
 	for _, part := range []string{
 		`"kind":"Event","apiVersion":"v1"`,
-		`"name":"node-1.` + strings.TrimPrefix(eventName("node-1", "uid-1", "RebootGivenUp", "gave up"), "node-1.") + `","namespace":"default"`,
+		`"name":"node-1.` + strings.TrimPrefix(eventName("node-1", "uid-1", "RebootGivenUp", "gave up"), "node-1.") +
+			`","namespace":"default"`,
 		`"involvedObject":{"kind":"Node","name":"node-1","uid":"uid-1","apiVersion":"v1"}`,
 		`"reason":"RebootGivenUp","message":"gave up","source":{"component":"kured-agent","host":"node-1"}`,
 		`"count":1,"type":"Warning","eventTime":null,"reportingComponent":"kured-agent","reportingInstance":"node-1"`,
@@ -122,7 +126,7 @@ func TestAnEventIsOnePostAboutTheNode(t *testing.T) {
 	}
 }
 
-func TestAnswersToAnEvent(t *testing.T) {
+func TestAnAnswerToAnEventIsPostedRefusedOrTriedAgain(t *testing.T) {
 	t.Parallel()
 	for code, c := range map[int]struct{ fails, permanent bool }{
 		http.StatusConflict:            {}, // it is there already
@@ -153,7 +157,8 @@ func TestEventsStayWithinTheLimitsOfTheAPI(t *testing.T) {
 	if len(event.Message) > 1024 || len(event.ReportingInstance) > 128 {
 		t.Errorf("message of %d, reportingInstance of %d bytes", len(event.Message), len(event.ReportingInstance))
 	}
-	if eventName("n", "1", "r", "m") != eventName("n", "1", "r", "m") || eventName("n", "1", "r", "m") == eventName("n", "2", "r", "m") {
+	first, same, other := eventName("n", "1", "r", "m"), eventName("n", "1", "r", "m"), eventName("n", "2", "r", "m")
+	if first != same || first == other {
 		t.Error("the same text about the same Node should make the same name, and only that")
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -17,6 +18,8 @@ import (
 	"time"
 
 	"github.com/coreos/go-systemd/v22/journal"
+
+	"github.com/kured-agent/kured-agent/internal/text"
 )
 
 const (
@@ -63,7 +66,7 @@ func (h *JournalHandler) Enabled(_ context.Context, level slog.Level) bool {
 
 func (h *JournalHandler) WithAttrs(attrs []slog.Attr) slog.Handler {
 	with := *h
-	with.fields = h.fields[:len(h.fields):len(h.fields)]
+	with.fields = slices.Clip(h.fields)
 	for _, a := range attrs {
 		with.fields = flatten(with.fields, h.prefix, a)
 	}
@@ -81,7 +84,7 @@ func (h *JournalHandler) WithGroup(name string) slog.Handler {
 
 // Handle never fails: nobody could be told.
 func (h *JournalHandler) Handle(_ context.Context, r slog.Record) error {
-	fields := h.fields[:len(h.fields):len(h.fields)]
+	fields := slices.Clip(h.fields)
 	r.Attrs(func(a slog.Attr) bool {
 		fields = flatten(fields, h.prefix, a)
 		return true
@@ -108,7 +111,7 @@ func flatten(fields []field, prefix string, a slog.Attr) []field {
 	case value.Kind() == slog.KindTime:
 		return append(fields, field{prefix + a.Key, value.Time().Format(time.RFC3339)})
 	}
-	return append(fields, field{prefix + a.Key, shorten(value.String(), maxJournalText)})
+	return append(fields, field{prefix + a.Key, text.Shorten(value.String(), maxJournalText)})
 }
 
 func readable(message string, fields []field) string {
@@ -117,7 +120,7 @@ func readable(message string, fields []field) string {
 	for _, f := range fields {
 		b.WriteString(" " + f.key + "=" + quoted(f.value))
 	}
-	return shorten(b.String(), 2*maxJournalText)
+	return text.Shorten(b.String(), 2*maxJournalText)
 }
 
 // quoted leaves plain words as they are. Control characters are always escaped: the journal shows a message with any as

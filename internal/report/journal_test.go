@@ -16,17 +16,14 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/kured-agent/kured-agent/internal/bus/bustest"
 )
 
 // datagrams listens on a unix datagram socket; next returns one datagram.
 func datagrams(t *testing.T) (path string, conn *net.UnixConn, next func() string) {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "dgram") // t.TempDir may be too long for a socket
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	path = filepath.Join(dir, "socket")
+	path = filepath.Join(bustest.SocketDir(t), "socket")
 	conn = bind(t, path)
 	return path, conn, func() string { return read(t, conn) }
 }
@@ -94,7 +91,9 @@ func TestJournalEntriesAreReadableAndStructured(t *testing.T) {
 	}
 
 	logger.Debug("not wanted")
-	for level, priority := range map[slog.Level]string{slog.LevelInfo: "6", slog.LevelInfo + 2: "5", slog.LevelWarn: "4", slog.LevelError: "3"} {
+	for level, priority := range map[slog.Level]string{
+		slog.LevelInfo: "6", slog.LevelInfo + 2: "5", slog.LevelWarn: "4", slog.LevelError: "3",
+	} {
 		logger.Log(t.Context(), level, "x")
 		if got := decode(t, next()); got["PRIORITY"] != priority || got["MESSAGE"] != "x node=node-1" {
 			t.Errorf("level %v: %v", level, got)

@@ -13,6 +13,7 @@ import (
 // Log writes one line per change of the phase, of what blocks it and of a source's health. Other news is for debugging.
 type Log struct{ logger *slog.Logger }
 
+// NewLog logs to logger.
 func NewLog(logger *slog.Logger) *Log { return &Log{logger} }
 
 func (l *Log) Take(before, after Update) {
@@ -25,7 +26,7 @@ func (l *Log) Take(before, after Update) {
 	}
 	if level > slog.LevelDebug || after.Why != before.Why {
 		l.logger.Log(context.Background(), level, "phase",
-			"phase", after.Phase, "why", after.Why, "reboot", levelWord(after.Level))
+			"phase", after.Phase, "why", after.Why, "reboot", after.Level.String())
 	}
 	l.sources(before, after)
 }
@@ -43,9 +44,9 @@ func (l *Log) sources(before, after Update) {
 	for _, s := range after.Sources {
 		switch {
 		case s.Err != "" && s.Err != was[s.Name]:
-			l.logger.Warn("source can't be read", "source", s.Name, "level", levelWord(s.Level), "err", s.Err)
+			l.logger.Warn("source can't be read", "source", s.Name, "level", s.Level.String(), "err", s.Err)
 		case s.Err == "" && was[s.Name] != "":
-			l.logger.Info("source can be read again", "source", s.Name, "level", levelWord(s.Level))
+			l.logger.Info("source can be read again", "source", s.Name, "level", s.Level.String())
 		}
 	}
 }

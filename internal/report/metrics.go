@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"math"
 	"net"
@@ -21,6 +20,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/kured-agent/kured-agent/internal/files"
 	"github.com/kured-agent/kured-agent/internal/plan"
 )
 
@@ -54,6 +54,7 @@ type Metrics struct {
 	changed  mailbox[struct{}]
 }
 
+// NewMetrics returns metrics that Run serves and writes.
 func NewMetrics(o MetricsOptions) *Metrics {
 	return &Metrics{MetricsOptions: o, changed: newMailbox[struct{}]()}
 }
@@ -204,7 +205,7 @@ func (m *Metrics) keepWriting(ctx context.Context) {
 			}
 		}
 		text := ""
-		if err := writeTextfile(path, m.exposition(time.Now())); err != nil {
+		if err := files.Replace(path, 0o644, m.exposition(time.Now())); err != nil {
 			text = err.Error()
 		}
 		if text != trouble && text != "" {
@@ -212,27 +213,6 @@ func (m *Metrics) keepWriting(ctx context.Context) {
 		}
 		trouble = text
 	}
-}
-
-// writeTextfile replaces the file at once: node_exporter must never read half of it.
-func writeTextfile(path string, content []byte) error {
-	// One name for the half-written file, so that a killed agent leaves one behind at most; never through a link.
-	half := filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".new")
-	_ = os.Remove(half)
-	file, err := os.OpenFile(half, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return fmt.Errorf("writing %q: %w", path, err)
-	}
-	_, err = file.Write(content)
-	err = errors.Join(err, file.Chmod(0o644), file.Close())
-	if err == nil {
-		err = os.Rename(half, path)
-	}
-	if err != nil {
-		_ = os.Remove(half)
-		return fmt.Errorf("writing %q: %w", path, err)
-	}
-	return nil
 }
 
 func (m *Metrics) exposition(now time.Time) []byte {
@@ -252,7 +232,7 @@ func (m *Metrics) exposition(now time.Time) []byte {
 }
 
 // writeState is pure. Labels come from short lists: phases, configured sources, one version.
-func writeState(w io.Writer, u Update, now time.Time) {
+func writeState(w *bytes.Buffer, u Update, now time.Time) {
 	gauge := func(name, help string, samples ...sample) { family(w, name, "gauge", help, samples...) }
 	counter := func(name, help string, value float64) { family(w, name, "counter", help, sample{value: value}) }
 
@@ -342,17 +322,17 @@ var labelEscapes = strings.NewReplacer(`\`, `\\`, `"`, `\"`, "\n", `\n`)
 
 func label(key, value string) string { return "{" + key + `="` + labelEscapes.Replace(value) + `"}` }
 
-func family(w io.Writer, name, kind, help string, samples ...sample) {
+func family(w *bytes.Buffer, name, kind, help string, samples ...sample) {
 	header(w, name, kind, help)
 	for _, s := range samples {
 		line(w, name, s)
 	}
 }
 
-func header(w io.Writer, name, kind, help string) {
+func header(w *bytes.Buffer, name, kind, help string) {
 	fmt.Fprintf(w, "# HELP %s%s %s\n# TYPE %s%s %s\n", namespace, name, help, namespace, name, kind)
 }
 
-func line(w io.Writer, name string, s sample) {
+func line(w *bytes.Buffer, name string, s sample) {
 	fmt.Fprintf(w, "%s%s%s %s\n", namespace, name, s.labels, strconv.FormatFloat(s.value, 'f', -1, 64))
 }

@@ -18,12 +18,14 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/kured-agent/kured-agent/internal/bus/bustest"
 	"github.com/kured-agent/kured-agent/internal/plan"
 )
 
 func metricsOf(u Update, counters ...Counter) *Metrics {
 	u = u.bounded()
-	return NewMetrics(MetricsOptions{Latest: func() Update { return u }, Counters: counters, Logger: slog.New(slog.DiscardHandler)})
+	return NewMetrics(MetricsOptions{Latest: func() Update { return u }, Counters: counters,
+		Logger: slog.New(slog.DiscardHandler)})
 }
 
 func TestTheExpositionIsComplete(t *testing.T) {
@@ -59,21 +61,6 @@ func get(t *testing.T, client *http.Client, url string) (code int, contentType, 
 	return resp.StatusCode, resp.Header.Get("Content-Type"), string(content), err
 }
 
-// eventually polls until cond holds.
-func eventually(t *testing.T, what string, cond func() bool) {
-	t.Helper()
-	end := time.After(10 * time.Second)
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for !cond() {
-		select {
-		case <-end:
-			t.Fatalf("not within 10 s: %s", what)
-		case <-tick.C:
-		}
-	}
-}
-
 func freeAddress(t *testing.T, network, host string) string {
 	t.Helper()
 	l, err := net.Listen(network, host+":0")
@@ -86,10 +73,11 @@ func freeAddress(t *testing.T, network, host string) string {
 
 func TestMetricsAreServedOnEveryKindOfAddress(t *testing.T) {
 	t.Parallel()
-	socket := filepath.Join(shortDir(t), "metrics.sock")
-	overSocket := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+	socket := filepath.Join(bustest.SocketDir(t), "metrics.sock")
+	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", socket)
-	}}}
+	}
+	overSocket := &http.Client{Transport: &http.Transport{DialContext: dial}}
 	v4, v6 := freeAddress(t, "tcp4", "127.0.0.1"), freeAddress(t, "tcp6", "[::1]")
 	for _, c := range []struct {
 		address, url string
@@ -102,7 +90,7 @@ func TestMetricsAreServedOnEveryKindOfAddress(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
 		go func() { ended <- metricsOf(full()).Serve(ctx, c.address) }()
-		eventually(t, "an answer on "+c.address, func() bool {
+		bustest.Eventually(t, "an answer on "+c.address, func() bool {
 			code, contentType, body, err := get(t, c.client, c.url+"/metrics")
 			return err == nil && code == 200 && strings.HasPrefix(contentType, "text/plain; version=0.0.4") &&
 				strings.Contains(body, `kured_agent_phase{phase="Draining"} 1`)
@@ -117,16 +105,6 @@ func TestMetricsAreServedOnEveryKindOfAddress(t *testing.T) {
 	}
 }
 
-func shortDir(t *testing.T) string {
-	t.Helper()
-	dir, err := os.MkdirTemp("", "rep")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	return dir
-}
-
 func TestAnAddressInUseIsAnErrorAndAnAbandonedSocketIsNot(t *testing.T) {
 	t.Parallel()
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
@@ -139,7 +117,7 @@ func TestAnAddressInUseIsAnErrorAndAnAbandonedSocketIsNot(t *testing.T) {
 		t.Errorf("port in use: %v", err)
 	}
 
-	socket := filepath.Join(shortDir(t), "s")
+	socket := filepath.Join(bustest.SocketDir(t), "s")
 	old, err := net.Listen("unix", socket)
 	if err != nil {
 		t.Fatal(err)
@@ -155,7 +133,7 @@ func TestAnAddressInUseIsAnErrorAndAnAbandonedSocketIsNot(t *testing.T) {
 	}
 	_ = l.Close()
 
-	file := filepath.Join(shortDir(t), "precious")
+	file := filepath.Join(bustest.SocketDir(t), "precious")
 	if err := os.WriteFile(file, []byte("x"), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -178,16 +156,22 @@ func TestAPortInUseIsLoggedOnceAndTriedAgain(t *testing.T) {
 		var logs bytes.Buffer
 		m := metricsOf(full())
 		m.Listen, m.Logger = taken.Addr().String(), slog.New(slog.NewTextHandler(&logs, nil))
-		ctx, cancel := context.WithCancel(t.Context())
-		ended := make(chan struct{})
-		go func() { m.Run(ctx); close(ended) }()
-		time.Sleep(time.Hour)
-		cancel()
-		<-ended
+		runFor(t, m, time.Hour)
 		if got := strings.Count(logs.String(), "metrics are not served"); got != 1 {
 			t.Errorf("logged %d times: %s", got, logs.String())
 		}
 	})
+}
+
+// runFor runs a sink for that long, in a bubble of synctest.
+func runFor(t *testing.T, s Sink, d time.Duration) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() { s.Run(ctx); close(ended) }()
+	time.Sleep(d)
+	cancel()
+	<-ended
 }
 
 func TestIdleConnectionsDoNotPileUp(t *testing.T) {
@@ -259,11 +243,13 @@ func TestTheTextfileIsReplacedAtOnceAndGoesWithTheAgent(t *testing.T) {
 		}
 		r.Update(Update{Phase: "Waiting", Level: plan.Required, Blocked: []string{"x"}, BlockedSince: time.Now()})
 		synctest.Wait()
-		if content, _ := io.ReadAll(reader); !strings.Contains(string(content), `phase="Idle"`) || strings.Contains(string(content), "Waiting") {
+		content, _ := io.ReadAll(reader)
+		if !strings.Contains(string(content), `phase="Idle"`) || strings.Contains(string(content), "Waiting") {
 			t.Errorf("the open file changed: %s", content)
 		}
 		time.Sleep(2*time.Minute + time.Second)
-		if content, _ := os.ReadFile(path); !strings.Contains(string(content), `kured_agent_blocked_seconds{reason="Waiting"} 120`) {
+		content, _ = os.ReadFile(path)
+		if !strings.Contains(string(content), `kured_agent_blocked_seconds{reason="Waiting"} 120`) {
 			t.Errorf("ages go on while a reboot is required: %s", content)
 		}
 		cancel()
@@ -280,12 +266,7 @@ func TestATextfileThatCannotBeWrittenIsLoggedOnce(t *testing.T) {
 		var logs bytes.Buffer
 		m := metricsOf(full())
 		m.Textfile, m.Logger = "/nonexistent/dir", slog.New(slog.NewTextHandler(&logs, nil))
-		ctx, cancel := context.WithCancel(t.Context())
-		ended := make(chan struct{})
-		go func() { m.Run(ctx); close(ended) }()
-		time.Sleep(time.Hour)
-		cancel()
-		<-ended
+		runFor(t, m, time.Hour)
 		if got := strings.Count(logs.String(), "metrics are not written"); got != 1 {
 			t.Errorf("logged %d times: %s", got, logs.String())
 		}

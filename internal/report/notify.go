@@ -186,8 +186,8 @@ func post(ctx context.Context, client *http.Client, u *url.URL, body []byte) err
 // withoutURL strips what net/http puts around its errors: the URL, which may be a secret.
 func withoutURL(err error) error {
 	for {
-		var outer *url.Error
-		if !errors.As(err, &outer) {
+		outer, ok := errors.AsType[*url.Error](err)
+		if !ok {
 			return err
 		}
 		err = outer.Err

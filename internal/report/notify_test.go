@@ -32,8 +32,14 @@ func TestEventsAreToldOnce(t *testing.T) {
 	waiting := Update{Phase: "WaitingTurn", Level: plan.Required, Tainted: true}
 	rebooting := Update{Phase: "Rebooting", Level: plan.Required, Tainted: true, Cordoned: true, Slot: "slot-default-0"}
 	returning := Update{Phase: "Returning", Tainted: true, Cordoned: true, Slot: "slot-default-0"}
-	last := func(u Update, at time.Time) Update { u.LastReboot = &plan.LastReboot{At: at}; return u }
-	failed := func(u Update, n int) Update { u.Failure = &plan.Failure{At: night, Count: n, Why: "x"}; return u }
+	last := func(u Update, at time.Time) Update {
+		u.LastReboot = &plan.LastReboot{Moment: plan.Moment{At: at}}
+		return u
+	}
+	failed := func(u Update, n int) Update {
+		u.Failure = &plan.Failure{Moment: plan.Moment{At: night}, Count: n, Why: "x"}
+		return u
+	}
 	sick := func(u Update) Update { u.Unhealthy = "kubelet"; return u }
 	useless := func(u Update) Update { u.NotHelped = true; return u }
 	boot := func(u Update) Update { u.BootUnitWorks = true; return u }
@@ -180,7 +186,7 @@ func TestAWebhookGetsTheWholeEvent(t *testing.T) {
 	<-ended
 }
 
-func TestAnswersOfAWebhook(t *testing.T) {
+func TestAnAnswerOfAWebhookIsDeliveredRefusedOrTriedAgain(t *testing.T) {
 	t.Parallel()
 	other := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
 		t.Error("the message went to another host")
@@ -269,12 +275,7 @@ func TestDeliveryIsTriedThreeTimesAndTheOutcomeLoggedOncePerChange(t *testing.T)
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var logs bytes.Buffer
-		logger := slog.New(slog.NewTextHandler(&logs, &slog.HandlerOptions{ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
-			if a.Key == slog.TimeKey {
-				return slog.Attr{}
-			}
-			return a
-		}}))
+		logger := untimed(&logs)
 		settle := func() { time.Sleep(time.Minute); synctest.Wait() }
 		var tries []time.Duration
 		began := time.Now()

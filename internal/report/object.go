@@ -160,7 +160,7 @@ var properties = []property{
 	{"Why", func(u Update) any { return u.Why }},
 	{"Until", func(u Update) any { return micros(u.Until) }},
 	{"Since", func(u Update) any { return micros(u.Since) }},
-	{"Required", func(u Update) any { return levelWord(u.Level) }},
+	{"Required", func(u Update) any { return u.Level.String() }},
 	{"Reasons", func(u Update) any {
 		all := []reasonTriple{}
 		for _, r := range u.Reasons {
@@ -171,7 +171,7 @@ var properties = []property{
 	{"Sources", func(u Update) any {
 		all := []sourceQuad{}
 		for _, s := range u.Sources {
-			all = append(all, sourceQuad{s.Name, levelWord(s.Level), s.Note, s.Err})
+			all = append(all, sourceQuad{s.Name, s.Level.String(), s.Note, s.Err})
 		}
 		return all
 	}},

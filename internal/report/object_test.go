@@ -37,9 +37,10 @@ func serve(t *testing.T, d *bustest.Daemon) (*Reporter, methods) {
 	r.Add(NewObject(b, r.Latest))
 	m := methods{make(chan string, 1)}
 	b.Serve(BusName, func(conn *dbus.Conn) error { return conn.Export(m, ObjectPath, ObjectInterface) })
-	run(t, func(ctx context.Context) { _ = b.Run(ctx) })
+	bustest.Run(t, b)
 	run(t, r.Run)
-	bustest.Eventually(t, "the agent has its name", func() bool { return b.Connected() && b.Serving(BusName) == nil && owned(d) })
+	bustest.Eventually(t, "the agent has its name",
+		func() bool { return b.Connected() && b.Serving(BusName) == nil && owned(d) })
 	return r, m
 }
 
@@ -66,7 +67,7 @@ func run(t *testing.T, f func(context.Context)) {
 func reader(t *testing.T, d *bustest.Daemon) *bus.Bus {
 	t.Helper()
 	b := bus.New(bus.Options{Address: d.Address, Logger: slog.New(slog.DiscardHandler)})
-	run(t, func(ctx context.Context) { _ = b.Run(ctx) })
+	bustest.Run(t, b)
 	bustest.Eventually(t, "the reader is connected", b.Connected)
 	return b
 }
@@ -121,11 +122,13 @@ func TestTheObjectShowsTheUpdate(t *testing.T) {
 	}
 
 	// The methods of the same interface work beside the properties.
-	if err := object.Call(ObjectInterface+".RequireReboot", 0, "libc6", "updated").Err; err != nil || <-m.called != "libc6 updated" {
+	if err := object.Call(ObjectInterface+".RequireReboot", 0, "libc6", "updated").Err; err != nil ||
+		<-m.called != "libc6 updated" {
 		t.Errorf("RequireReboot: %v", err)
 	}
 	for what, err := range map[string]error{
-		"Set":               object.Call(propertiesInterface+".Set", 0, ObjectInterface, "Phase", dbus.MakeVariant("Idle")).Err,
+		"Set": object.Call(propertiesInterface+".Set", 0, ObjectInterface, "Phase",
+			dbus.MakeVariant("Idle")).Err,
 		"unknown property":  object.Call(propertiesInterface+".Get", 0, ObjectInterface, "Password").Err,
 		"unknown interface": object.Call(propertiesInterface+".GetAll", 0, "com.example").Err,
 		"wrong types":       object.Call(propertiesInterface+".Get", 0, 7, 8).Err,
@@ -164,7 +167,8 @@ func TestEveryChangeIsAnnouncedInOneSignal(t *testing.T) {
 	d := bustest.Start(t)
 	r, _ := serve(t, d)
 	conn := d.Connect()
-	if err := conn.AddMatchSignal(dbus.WithMatchSender(BusName), dbus.WithMatchInterface(propertiesInterface)); err != nil {
+	if err := conn.AddMatchSignal(dbus.WithMatchSender(BusName),
+		dbus.WithMatchInterface(propertiesInterface)); err != nil {
 		t.Fatal(err)
 	}
 	signals := make(chan *dbus.Signal, 16)
@@ -184,13 +188,14 @@ func TestEveryChangeIsAnnouncedInOneSignal(t *testing.T) {
 		names = append(names, name)
 	}
 	slices.Sort(names)
-	if s.Body[0] != ObjectInterface || !slices.Equal(names, []string{"Phase", "Why"}) || changed["Phase"].Value() != "Preparing" ||
+	if s.Body[0] != ObjectInterface || !slices.Equal(names, []string{"Phase", "Why"}) ||
+		changed["Phase"].Value() != "Preparing" ||
 		!slices.Equal(s.Body[2].([]string), []string{jsonProperty}) {
 		t.Errorf("got %v", s.Body)
 	}
 }
 
-func TestTheObjectIsBackAfterTheBusWas(t *testing.T) {
+func TestTheObjectReturnsWithTheBus(t *testing.T) {
 	t.Parallel()
 	d := bustest.Start(t)
 	r, _ := serve(t, d)
@@ -221,7 +226,7 @@ func (a answer) Get(context.Context, string, string, string, string) (dbus.Varia
 	return dbus.MakeVariant(a.value), nil
 }
 
-func TestAnAnswerThatIsNoneIsAnError(t *testing.T) {
+func TestAnUnreadableAnswerIsAnError(t *testing.T) {
 	t.Parallel()
 	for name, value := range map[string]any{
 		"a number": 7, "no JSON": "{", "another JSON": `{"reasons": 7}`, "too long": string(make([]byte, maxDocument+1)),
@@ -231,12 +236,12 @@ func TestAnAnswerThatIsNoneIsAnError(t *testing.T) {
 		}
 	}
 	u, err := ReadObject(t.Context(), answer{`{"phase": "New\u001b[2J", "required": "perhaps", "unknownKey": 1}`})
-	if err != nil || u.Phase != "New[2J" || levelWord(u.Level) != "unknown" {
+	if err != nil || u.Phase != "New [2J" || u.Level.String() != "unknown" {
 		t.Errorf("of another version: %+v, %v", u, err)
 	}
 }
 
-func TestNobodyThereIsSaid(t *testing.T) {
+func TestAnAbsentAgentIsTold(t *testing.T) {
 	t.Parallel()
 	d := bustest.Start(t)
 	_, err := ReadObject(t.Context(), reader(t, d))

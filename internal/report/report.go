@@ -3,9 +3,9 @@
 // Package report turns what the loop decided into what people see: journal, STATUS=, the org.kured.Agent1 object,
 // metrics, webhooks and Kubernetes Events.
 //
-// The loop calls Reporter.Update after every decision and never waits: a sink takes a changed update in memory, and does
-// what may be slow in its own Run. An update that tells nothing new reaches no sink. A sink that fails is visible in the
-// journal, once per change, and in the metrics; it never stops or delays a reboot (kubereboot/kured#1024).
+// The loop calls Reporter.Update after every decision and never waits: a sink takes a changed update in memory, and
+// does what may be slow in its own Run. An update that tells nothing new reaches no sink. A sink that fails is visible
+// in the journal, once per change, and in the metrics; it never stops or delays a reboot (kubereboot/kured#1024).
 package report
 
 import (

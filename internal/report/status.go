@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kured-agent/kured-agent/internal/plan"
+	"github.com/kured-agent/kured-agent/internal/text"
 )
 
 // Text is what `kured-agent status` prints while the agent runs. Times are in now's location, with the offset, since a
@@ -60,9 +61,9 @@ type Down struct {
 // DownText is what `kured-agent status` prints then.
 func DownText(d Down, now time.Time) string {
 	s := sheet{now: now}
-	s.line(nodeName(clean(d.Node, maxName)) + ": THE AGENT DOES NOT RUN")
+	s.line(nodeName(text.Line(d.Node, maxName)) + ": THE AGENT DOES NOT RUN")
 	s.gap()
-	s.row("Why", clean(d.Why, maxWhy))
+	s.row("Why", text.Line(d.Why, maxWhy))
 	r := d.Record
 	s.rows("Node", outstanding(r, d.Boot))
 	s.rows("Reasons", reasonLines(cleanReasons(r.Reasons)))
@@ -85,7 +86,7 @@ func outstanding(r plan.Record, boot string) []string {
 	}
 	lines := []string{"by the record, our taint or cordon may be on it"}
 	if r.Slot != nil {
-		lines = append(lines, "by the record, it holds slot "+clean(r.Slot.Name, maxName)+", which others wait for")
+		lines = append(lines, "by the record, it holds slot "+text.Line(r.Slot.Name, maxName)+", which others wait for")
 	}
 	switch {
 	case r.Boot != "" && r.Boot != boot:
@@ -171,8 +172,8 @@ func reasonLines(reasons []plan.Reason) []string {
 		if r.Source != "" {
 			line += ", says " + r.Source
 		}
-		if k := kindWord(r.Kind); k != "" && r.Kind != plan.KindFull {
-			line += " (a " + k + " reboot is enough)"
+		if kind := r.Kind.String(); kind != "" && r.Kind != plan.KindFull {
+			line += " (a " + kind + " reboot is enough)"
 		}
 		lines = append(lines, line)
 	}
@@ -224,7 +225,7 @@ func (s *sheet) since(t time.Time) string {
 func (s *sheet) sourceLines(sources []SourceStatus) []string {
 	var lines []string
 	for _, src := range sources {
-		state := strings.ReplaceAll(levelWord(src.Level), "-", " ")
+		state := strings.ReplaceAll(src.Level.String(), "-", " ")
 		if src.Err != "" {
 			state = "CAN'T BE READ" + s.since(src.Since) + ": " + src.Err
 		}

@@ -56,12 +56,14 @@ func TestStatusIsReadable(t *testing.T) {
 		"draining": draining(),
 		"blocked": {
 			Node: "node-1", Version: "1.0.0", Phase: "Waiting",
-			Why:   "outside the maintenance windows, until Tue 2026-03-03 22:00:00 +0100; held back by annotation kured-agent/hold: ask the database team",
+			Why: "outside the maintenance windows, until Tue 2026-03-03 22:00:00 +0100; " +
+				"held back by annotation kured-agent/hold: ask the database team",
 			Since: night.Add(-6 * time.Hour), Until: night.Add(19 * time.Hour), Level: plan.Required,
 			Reasons: []plan.Reason{{Source: "file:/run/reboot-required", ID: "linux-base", Kind: plan.KindFull}},
 			Sources: []SourceStatus{{Name: "file:/run/reboot-required", Level: plan.Required, Since: night}},
 			API:     APIRead, Tainted: true, Window: plan.Window{Opens: night.Add(19 * time.Hour)},
-			Blocked:      []string{"outside the maintenance windows", "held back by annotation kured-agent/hold: ask the database team"},
+			Blocked: []string{"outside the maintenance windows",
+				"held back by annotation kured-agent/hold: ask the database team"},
 			BlockedSince: night.Add(-6 * time.Hour),
 		},
 		"waiting-turn": {
@@ -73,22 +75,27 @@ func TestStatusIsReadable(t *testing.T) {
 		},
 		"unhealthy": {
 			Node: "node-1", Version: "1.0.0", Phase: "Returning",
-			Why:   "NOT HEALTHY 22m10s after the boot: kubelet.service is failed; taint, cordon and slot stay until it is, and the roll-out stops here",
+			Why: "NOT HEALTHY 22m10s after the boot: kubelet.service is failed; taint, cordon and slot stay until it is, " +
+				"and the roll-out stops here",
 			Since: night.Add(-22 * time.Minute), Level: plan.NotRequired, Unhealthy: "kubelet.service is failed",
-			API: APIRead, Tainted: true, Cordoned: true, Slot: "slot-default-0", SlotSince: night.Add(-31 * time.Minute), Window: open,
+			API: APIRead, Tainted: true, Cordoned: true, Slot: "slot-default-0",
+			SlotSince: night.Add(-31 * time.Minute), Window: open,
 		},
 		"api-away": {
 			Node: "node-1", Version: "1.0.0", Phase: "Unreachable",
-			Why:   `the API server can't be asked: Get "https://10.0.0.1:6443/api/v1/nodes/node-1": dial tcp 10.0.0.1:6443: connect: connection refused`,
-			Since: night.Add(-40 * time.Second), Until: night.Add(20 * time.Second), Level: plan.Required, API: APIAway, Window: open,
+			Why: `the API server can't be asked: Get "https://10.0.0.1:6443/api/v1/nodes/node-1": ` +
+				`dial tcp 10.0.0.1:6443: connect: connection refused`,
+			Since: night.Add(-40 * time.Second), Until: night.Add(20 * time.Second), Level: plan.Required,
+			API: APIAway, Window: open,
 			Reasons: []plan.Reason{{Source: "request", ID: "libc6", Kind: plan.KindFull}},
 		},
 		"not-helped": {
 			Node: "node-1", Version: "1.0.0", Phase: "Waiting",
 			Why:   "the reboot did not help: the same reasons are still there, until Wed 2026-03-04 02:00:00 +0100",
-			Since: night.Add(-time.Hour), Until: night.Add(23 * time.Hour), Level: plan.Required, NotHelped: true, API: APIRead, Tainted: true, Window: open,
+			Since: night.Add(-time.Hour), Until: night.Add(23 * time.Hour), Level: plan.Required, NotHelped: true, API: APIRead,
+			Tainted: true, Window: open,
 			Reasons:    []plan.Reason{{Source: "file:/run/reboot-required", ID: "linux-base", Kind: plan.KindFull}},
-			LastReboot: &plan.LastReboot{At: night.Add(-time.Hour), Reasons: []plan.Reason{{ID: "linux-base"}}},
+			LastReboot: &plan.LastReboot{Moment: plan.Moment{At: night.Add(-time.Hour)}, Reasons: []plan.Reason{{ID: "linux-base"}}},
 		},
 		"starting": New("node-1", "1.0.0").Latest(),
 	} {
@@ -107,8 +114,9 @@ func TestStatusOfAnAgentThatIsDownSaysWhatItCan(t *testing.T) {
 		"outstanding": {Node: "node-1", Why: "kured-agent.service is failed", Boot: boot, Record: plan.Record{
 			Boot: old, Marked: true, Slot: &plan.SlotRef{Name: "slot-default-0"}, Asked: &plan.Asked{},
 			Reasons: []plan.Reason{{Source: "request", ID: "libc6", Kind: plan.KindFull}},
-			Last:    &plan.LastReboot{At: night.Add(-31 * 24 * time.Hour)},
-			Failure: &plan.Failure{At: night.Add(-time.Hour), Count: 1, Why: "slot slot-default-0 was taken away from this node"},
+			Last:    &plan.LastReboot{Moment: plan.Moment{At: night.Add(-31 * 24 * time.Hour)}},
+			Failure: &plan.Failure{Moment: plan.Moment{At: night.Add(-time.Hour)}, Count: 1,
+				Why: "slot slot-default-0 was taken away from this node"},
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {

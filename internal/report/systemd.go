@@ -6,11 +6,14 @@ import (
 	"context"
 
 	"github.com/coreos/go-systemd/v22/daemon"
+
+	"github.com/kured-agent/kured-agent/internal/text"
 )
 
 // Systemd tells the service manager the phase as STATUS=. Outside a unit (no NOTIFY_SOCKET) it does nothing.
 type Systemd struct{ status mailbox[string] }
 
+// NewSystemd returns the sink of one process.
 func NewSystemd() *Systemd { return &Systemd{newMailbox[string]()} }
 
 func (s *Systemd) Take(before, after Update) {
@@ -35,7 +38,7 @@ func statusLine(u Update) string {
 	if u.Why == "" {
 		return u.Phase
 	}
-	return shorten(u.Phase+": "+u.Why, maxWhy)
+	return text.Shorten(u.Phase+": "+u.Why, maxWhy)
 }
 
 // Ready says that the start, or a reload, is done.

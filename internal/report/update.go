@@ -4,12 +4,10 @@ package report
 
 import (
 	"reflect"
-	"strings"
 	"time"
-	"unicode"
-	"unicode/utf8"
 
 	"github.com/kured-agent/kured-agent/internal/plan"
+	"github.com/kured-agent/kured-agent/internal/text"
 )
 
 // Values of Update.API.
@@ -78,27 +76,27 @@ const (
 // bounded returns a copy that shares nothing with u, holds only printable UTF-8 and no more than the bounds. D-Bus
 // rejects a message with invalid UTF-8, and control characters would drive the terminal of whoever asks for the status.
 func (u Update) bounded() Update {
-	u.Node = clean(u.Node, maxName)
-	u.NodeUID = clean(u.NodeUID, 64)
-	u.Version = clean(u.Version, 64)
-	u.Phase = clean(u.Phase, 32)
-	u.Why = clean(u.Why, maxWhy)
+	u.Node = text.Line(u.Node, maxName)
+	u.NodeUID = text.Line(u.NodeUID, 64)
+	u.Version = text.Line(u.Version, 64)
+	u.Phase = text.Line(u.Phase, 32)
+	u.Why = text.Line(u.Why, maxWhy)
 	u.Since, u.Until = instant(u.Since), instant(u.Until)
 	u.Reasons = cleanReasons(u.Reasons)
 	u.Sources = cleanSources(u.Sources)
-	u.API = clean(u.API, 16)
-	u.Slot = clean(u.Slot, maxName)
+	u.API = text.Line(u.API, 16)
+	u.Slot = text.Line(u.Slot, maxName)
 	u.SlotSince = instant(u.SlotSince)
-	u.SlotHolders = clean(u.SlotHolders, maxText)
+	u.SlotHolders = text.Line(u.SlotHolders, maxText)
 	u.Window.Opens, u.Window.Closes = instant(u.Window.Opens), instant(u.Window.Closes)
 	u.Blocked = cleanTexts(u.Blocked)
 	u.BlockedSince = instant(u.BlockedSince)
-	u.Unhealthy = clean(u.Unhealthy, maxText)
+	u.Unhealthy = text.Line(u.Unhealthy, maxText)
 	if l := u.LastReboot; l != nil {
-		u.LastReboot = &plan.LastReboot{At: instant(l.At), Reasons: cleanReasons(l.Reasons)}
+		u.LastReboot = &plan.LastReboot{Moment: plan.Moment{At: instant(l.At)}, Reasons: cleanReasons(l.Reasons)}
 	}
 	if f := u.Failure; f != nil {
-		u.Failure = &plan.Failure{At: instant(f.At), Count: f.Count, Why: clean(f.Why, maxWhy)}
+		u.Failure = &plan.Failure{Moment: plan.Moment{At: instant(f.At)}, Count: f.Count, Why: text.Line(f.Why, maxWhy)}
 	}
 	return u
 }
@@ -132,39 +130,10 @@ func (u Update) broken() []SourceStatus {
 	return all
 }
 
-// clean looks at no more than can be left: what comes in may be megabytes.
-func clean(s string, most int) string {
-	s = s[:min(len(s), 4*most)]
-	s = strings.ToValidUTF8(s, "\uFFFD")
-	s = strings.Map(func(r rune) rune {
-		switch {
-		case r == '\n' || r == '\t' || r == '\u2028' || r == '\u2029':
-			return ' '
-		case unicode.IsControl(r) || unicode.Is(unicode.Bidi_Control, r):
-			return -1
-		}
-		return r
-	}, s)
-	return shorten(s, most)
-}
-
-// shorten cuts s to at most most bytes, at the border of a character.
-func shorten(s string, most int) string {
-	const more = "…"
-	if len(s) <= most {
-		return s
-	}
-	cut := max(most-len(more), 0)
-	for cut > 0 && !utf8.RuneStart(s[cut]) {
-		cut--
-	}
-	return s[:cut] + more
-}
-
 func cleanTexts(texts []string) []string {
 	var all []string
 	for _, t := range texts[:min(len(texts), maxBlocked)] {
-		all = append(all, clean(t, maxText))
+		all = append(all, text.Line(t, maxText))
 	}
 	return all
 }
@@ -173,9 +142,9 @@ func cleanReasons(reasons []plan.Reason) []plan.Reason {
 	var all []plan.Reason
 	for _, r := range reasons[:min(len(reasons), plan.MaxReasons)] {
 		all = append(all, plan.Reason{
-			Source: clean(r.Source, maxName),
-			ID:     clean(r.ID, plan.MaxReasonID),
-			Text:   clean(r.Text, plan.MaxReasonText),
+			Source: text.Line(r.Source, maxName),
+			ID:     text.Line(r.ID, plan.MaxReasonID),
+			Text:   text.Line(r.Text, plan.MaxReasonText),
 			Kind:   r.Kind,
 		})
 	}
@@ -186,11 +155,11 @@ func cleanSources(sources []SourceStatus) []SourceStatus {
 	var all []SourceStatus
 	for _, s := range sources[:min(len(sources), maxSources)] {
 		all = append(all, SourceStatus{
-			Name:  clean(s.Name, maxName),
-			Type:  clean(s.Type, 64),
+			Name:  text.Line(s.Name, maxName),
+			Type:  text.Line(s.Type, 64),
 			Level: s.Level,
-			Note:  clean(s.Note, maxText),
-			Err:   clean(s.Err, maxText),
+			Note:  text.Line(s.Note, maxText),
+			Err:   text.Line(s.Err, maxText),
 			Since: instant(s.Since),
 		})
 	}

@@ -19,7 +19,8 @@ import (
 const changed = updater + ".Changed"
 
 var needRebootSignal = map[string]any{
-	"name": updater, "path": updaterPath, "interface": updater, "signal": "Changed", "argument": int64(1), "equals": "NEED_REBOOT",
+	"name": updater, "path": updaterPath, "interface": updater, "signal": "Changed", "argument": int64(1),
+	"equals": "NEED_REBOOT",
 }
 
 // listening starts the source and returns once it hears signals.

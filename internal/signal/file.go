@@ -209,8 +209,8 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// parseLevel reads the content of reboot-needed: the highest level of its words. An empty file is libzypp's plain "yes",
-// and an unknown word is taken for the highest. needed is false when there is nothing but "none".
+// parseLevel reads the content of reboot-needed: the highest level of its words. An empty file is libzypp's plain
+// "yes", and an unknown word is taken for the highest. needed is false when there is nothing but "none".
 func parseLevel(content string) (kind plan.Kind, needed bool) {
 	words := strings.Fields(content)
 	if len(words) == 0 {

@@ -39,7 +39,8 @@ func TestAFileThatIsThereBeforeTheStartRequiresAReboot(t *testing.T) {
 	root := t.TempDir()
 	write(t, root+sentinel, "*** System restart required ***\n")
 	s := watchFile(t, root, sentinel).becomes("at start", plan.Required)
-	want := plan.Reason{Source: "file:" + sentinel, ID: "reboot-required", Text: "*** System restart required ***", Kind: plan.KindFull}
+	want := plan.Reason{Source: "file:" + sentinel, ID: "reboot-required", Text: "*** System restart required ***",
+		Kind: plan.KindFull}
 	if !slices.Equal(s.Reasons, []plan.Reason{want}) {
 		t.Errorf("reasons %+v", s.Reasons)
 	}
@@ -135,7 +136,7 @@ func TestAThousandTouchesEndInTheRightLevel(t *testing.T) {
 	p.becomes("deleted", plan.NotRequired)
 }
 
-func TestRebootNeededHoldsALevel(t *testing.T) {
+func TestTheContentOfRebootNeededIsALevel(t *testing.T) {
 	root := t.TempDir()
 	path := root + "/run/reboot-needed"
 	write(t, path, "soft-reboot\n")
@@ -155,8 +156,9 @@ func TestRebootNeededHoldsALevel(t *testing.T) {
 
 func TestLevelsAreOrdered(t *testing.T) {
 	for content, want := range map[string]plan.Kind{
-		"": plan.KindFull, "\n": plan.KindFull, "reboot": plan.KindFull, "kexec\n": plan.KindKexec, "soft-reboot": plan.KindSoft,
-		"none": 0, "none\nnone": 0, "none\nsoft-reboot\nkexec": plan.KindKexec, "please restart": plan.KindFull,
+		"": plan.KindFull, "\n": plan.KindFull, "reboot": plan.KindFull, "kexec\n": plan.KindKexec,
+		"soft-reboot": plan.KindSoft, "none\nsoft-reboot\nkexec": plan.KindKexec, "please restart": plan.KindFull,
+		"none": 0, "none\nnone": 0,
 	} {
 		if kind, needed := parseLevel(content); kind != want || needed != (want != 0) {
 			t.Errorf("parseLevel(%q) = %v, %v", content, kind, needed)

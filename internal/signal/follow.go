@@ -116,8 +116,8 @@ func (v *view) judge(s State, err error) (State, time.Duration) {
 
 // classify marks the errors of a read that say nobody owns the name, and adds the way out of a refusal.
 func classify(err error, denied string) error {
-	var reply dbus.Error
-	if !errors.As(err, &reply) {
+	reply, answered := errors.AsType[dbus.Error](err)
+	if !answered {
 		return err
 	}
 	switch reply.Name {

@@ -19,7 +19,7 @@ var (
 // maxBusName is the longest name of any kind on a bus.
 const maxBusName = 255
 
-func text(ok func(string) bool, want string) func(any) string {
+func isText(ok func(string) bool, want string) func(any) string {
 	return func(v any) string {
 		s, isString := v.(string)
 		switch {
@@ -33,16 +33,16 @@ func text(ok func(string) bool, want string) func(any) string {
 }
 
 func named(form *regexp.Regexp, want string) func(any) string {
-	return text(func(s string) bool { return len(s) <= maxBusName && form.MatchString(s) }, want)
+	return isText(func(s string) bool { return len(s) <= maxBusName && form.MatchString(s) }, want)
 }
 
 var (
-	isFilePath = text(func(s string) bool { return path.IsAbs(s) && path.Clean(s) == s && s != "/" },
+	isFilePath = isText(func(s string) bool { return path.IsAbs(s) && path.Clean(s) == s && s != "/" },
 		"an absolute path like /run/reboot-required")
 	isBusName    = named(busNameForm, "a bus name like com.example.Updater")
 	isInterface  = named(interfaceForm, "an interface like com.example.Updater")
 	isMember     = named(memberForm, "a single name like StatusChanged")
-	isObjectPath = text(func(s string) bool { return dbus.ObjectPath(s).IsValid() },
+	isObjectPath = isText(func(s string) bool { return dbus.ObjectPath(s).IsValid() },
 		"an object path like /com/example/Updater")
 )
 

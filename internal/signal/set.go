@@ -121,6 +121,7 @@ func (s *Set) Snapshot() (plan.Level, []plan.Reason, []Status) {
 				joint = plan.Unknown
 			}
 			unknown = append(unknown, e.claim...)
+		case plan.NotRequired:
 		}
 		name := e.source.Name()
 		statuses = append(statuses, Status{Name: name, Type: typeOf(name), State: e.state, Since: e.since})

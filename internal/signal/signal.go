@@ -4,8 +4,8 @@
 //
 // A source is one file of this package: its options and their validation, its reader, and its registration in init.
 // What triggers a read (a signal on the bus, an inotify event, a timer) is only a hint; the source then reads the level
-// again and reports it. A level is required, not required or unknown: a reader that fails says "unknown" with the error,
-// never "no" (kubereboot/kured#53, #894). Everything that is read comes from outside and is bounded here.
+// again and reports it. A level is required, not required or unknown: a reader that fails says "unknown" with the
+// error, never "no" (kubereboot/kured#53, #894). Everything that is read comes from outside and is bounded here.
 package signal
 
 import (
@@ -16,11 +16,10 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"unicode"
-	"unicode/utf8"
 
 	"github.com/kured-agent/kured-agent/internal/bus"
 	"github.com/kured-agent/kured-agent/internal/plan"
+	"github.com/kured-agent/kured-agent/internal/text"
 )
 
 // State is what one source says.
@@ -210,21 +209,8 @@ func bound(name string, s State) State {
 	return s
 }
 
-// clean returns s in valid UTF-8 of at most size bytes, with a space for each unprintable character.
-func clean(s string, size int) string {
-	if len(s) > size {
-		for size > 0 && !utf8.RuneStart(s[size]) {
-			size--
-		}
-		s = s[:size]
-	}
-	return strings.TrimSpace(strings.Map(func(r rune) rune {
-		if r == utf8.RuneError || !unicode.IsPrint(r) {
-			return ' '
-		}
-		return r
-	}, s))
-}
+// clean returns s in printable characters and at most size bytes. What is cut has no mark: reasons are compared by ID.
+func clean(s string, size int) string { return text.Plain(text.Cut(s, size)) }
 
 // typeOf returns the type part of a source's name.
 func typeOf(name string) string {

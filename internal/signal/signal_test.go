@@ -88,16 +88,23 @@ func TestOptionsAreChecked(t *testing.T) {
 		"path of a type":      {"file", map[string]any{"path": int64(3)}, []string{"path: is an integer"}},
 		"good signal":         {"dbus-signal", signal(nil), nil},
 		"any signal":          {"dbus-signal", signal(map[string]any{"argument": nil, "equals": nil}), nil},
-		"argument alone":      {"dbus-signal", signal(map[string]any{"equals": nil}), []string{`argument: needs the key "equals"`}},
-		"equals alone":        {"dbus-signal", signal(map[string]any{"argument": nil}), []string{`equals: needs the key "argument"`}},
-		"argument too big":    {"dbus-signal", signal(map[string]any{"argument": int64(64)}), []string{"argument: not between"}},
-		"argument a string":   {"dbus-signal", signal(map[string]any{"argument": "2"}), []string{"argument: is a string"}},
-		"equals a float":      {"dbus-signal", signal(map[string]any{"equals": 1.5}), []string{"equals: is a float"}},
-		"unique bus name":     {"dbus-signal", signal(map[string]any{"name": ":1.2"}), []string{"name: not a bus name"}},
-		"long bus name":       {"dbus-signal", signal(map[string]any{"name": "a." + strings.Repeat("b", 300)}), []string{"name: not a bus name"}},
-		"bad object path":     {"dbus-signal", signal(map[string]any{"path": "com/example"}), []string{"path: not an object path"}},
-		"bad interface":       {"dbus-signal", signal(map[string]any{"interface": "x'y.z"}), []string{"interface: not an interface"}},
-		"bad member":          {"dbus-signal", signal(map[string]any{"signal": "a.b"}), []string{"signal: not a single name"}},
+		"argument alone": {"dbus-signal", signal(map[string]any{"equals": nil}),
+			[]string{`argument: needs the key "equals"`}},
+		"equals alone": {"dbus-signal", signal(map[string]any{"argument": nil}),
+			[]string{`equals: needs the key "argument"`}},
+		"argument too big": {"dbus-signal", signal(map[string]any{"argument": int64(64)}),
+			[]string{"argument: not between"}},
+		"argument a string": {"dbus-signal", signal(map[string]any{"argument": "2"}), []string{"argument: is a string"}},
+		"equals a float":    {"dbus-signal", signal(map[string]any{"equals": 1.5}), []string{"equals: is a float"}},
+		"unique bus name":   {"dbus-signal", signal(map[string]any{"name": ":1.2"}), []string{"name: not a bus name"}},
+		"long bus name": {"dbus-signal", signal(map[string]any{"name": "a." + strings.Repeat("b", 300)}),
+			[]string{"name: not a bus name"}},
+		"bad object path": {"dbus-signal", signal(map[string]any{"path": "com/example"}),
+			[]string{"path: not an object path"}},
+		"bad interface": {"dbus-signal", signal(map[string]any{"interface": "x'y.z"}),
+			[]string{"interface: not an interface"}},
+		"bad member": {"dbus-signal", signal(map[string]any{"signal": "a.b"}),
+			[]string{"signal: not a single name"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := Check(c.typ, c.options)
@@ -106,7 +113,8 @@ func TestOptionsAreChecked(t *testing.T) {
 			}
 			for i, want := range c.want {
 				key, part, _ := strings.Cut(want, ": ")
-				if got[i].Key != strings.TrimSuffix(key, ":") && key != "" || !strings.Contains(got[i].Message, strings.TrimSpace(part)) {
+				if got[i].Key != strings.TrimSuffix(key, ":") && key != "" ||
+					!strings.Contains(got[i].Message, strings.TrimSpace(part)) {
 					t.Errorf("got %q, want %q", got[i], want)
 				}
 			}
@@ -121,7 +129,8 @@ func TestBuildRefusesWhatCheckRefusesAndTellsNamesakesApart(t *testing.T) {
 		t.Errorf("Build = %v", err)
 	}
 	sources, err := Build([]Spec{{Type: "request"}, {Type: "request"}}, env)
-	if err != nil || sources[0].Name() != "request" || sources[1].Name() != "request#2" || typeOf("request#2") != "request" {
+	if err != nil || sources[0].Name() != "request" || sources[1].Name() != "request#2" ||
+		typeOf("request#2") != "request" {
 		t.Errorf("names %q and %q, %v", sources[0].Name(), sources[1].Name(), err)
 	}
 }
@@ -173,7 +182,8 @@ func TestABusThatNeverComesIsToldWithinTheFirstWait(t *testing.T) {
 func TestWhatASourceSaysIsBounded(t *testing.T) {
 	s := State{Level: plan.Required}
 	for range 100 {
-		s.Reasons = append(s.Reasons, plan.Reason{ID: strings.Repeat("é", 100), Text: "a\x1b[31mb\n" + strings.Repeat("x", 1000)})
+		s.Reasons = append(s.Reasons,
+			plan.Reason{ID: strings.Repeat("é", 100), Text: "a\x1b[31mb\n" + strings.Repeat("x", 1000)})
 	}
 	got := bound("file:/x", s)
 	if len(got.Reasons) != plan.MaxReasons {
@@ -300,10 +310,7 @@ func (p *probe) shows(what string, want func(State) bool) State {
 func startBus(t *testing.T, d *bustest.Daemon) *bus.Bus {
 	t.Helper()
 	b := bus.New(bus.Options{Address: d.Address})
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	go func() { defer close(done); _ = b.Run(ctx) }()
-	t.Cleanup(func() { cancel(); <-done })
+	bustest.Run(t, b)
 	return b
 }
 

@@ -12,6 +12,8 @@ import (
 	"os"
 	"path/filepath"
 	"syscall"
+
+	"github.com/kured-agent/kured-agent/internal/files"
 )
 
 // maxFile is the most that is ever read of a file.
@@ -37,7 +39,7 @@ func readFile(path string) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(f, maxFile))
 }
 
-// writeJSON replaces a file in the runtime directory as a whole. It is not synced: /run does not outlive the kernel.
+// writeJSON replaces a file in the runtime directory, which does not outlive the kernel.
 func writeJSON(path string, v any) error {
 	var content bytes.Buffer
 	enc := json.NewEncoder(&content)
@@ -48,18 +50,5 @@ func writeJSON(path string, v any) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return err
 	}
-	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*") // mode 0600
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(content.Bytes())
-	err = errors.Join(err, f.Close())
-	if err == nil {
-		err = os.Rename(f.Name(), path)
-	}
-	if err != nil {
-		_ = os.Remove(f.Name())
-		return fmt.Errorf("writing %q: %w", path, err)
-	}
-	return nil
+	return files.Replace(path, 0o600, content.Bytes())
 }

@@ -16,7 +16,8 @@ func TestAnUpdateThatWasReadyBeforeTheStartIsRead(t *testing.T) {
 	d := bustest.Start(t)
 	bustest.NewUpdateEngine(d).Set(needReboot, "4593.2.0")
 	s := start(t, Env{Bus: startBus(t, d)}, "update-engine", nil).becomes("at start", plan.Required)
-	want := plan.Reason{Source: "update-engine", ID: "4593.2.0", Text: "Flatcar update 4593.2.0 is installed", Kind: plan.KindFull}
+	want := plan.Reason{Source: "update-engine", ID: "4593.2.0", Text: "Flatcar update 4593.2.0 is installed",
+		Kind: plan.KindFull}
 	if !slices.Equal(s.Reasons, []plan.Reason{want}) {
 		t.Errorf("reasons %+v", s.Reasons)
 	}
@@ -72,7 +73,9 @@ func TestAnEngineThatComesLateOrWhileTheBusWasAwayIsRead(t *testing.T) {
 
 func TestADeniedStatusIsUnknownAndNamesTheWayOut(t *testing.T) {
 	// The default part of Flatcar's own policy: nobody but root and core may ask.
-	d := bustest.StartPolicy(t, `<policy context="default"><deny send_destination="com.coreos.update1" send_interface="com.coreos.update1.Manager"/></policy>`)
+	d := bustest.StartPolicy(t,
+		`<policy context="default"><deny send_destination="com.coreos.update1" `+
+			`send_interface="com.coreos.update1.Manager"/></policy>`)
 	bustest.NewUpdateEngine(d)
 	p := start(t, Env{Bus: startBus(t, d)}, "update-engine", nil)
 	s := p.becomes("denied", plan.Unknown)

@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
+
+	"github.com/kured-agent/kured-agent/internal/text"
 )
 
 // Names in the protocol; packaging/kubernetes knows them too.
@@ -23,6 +25,7 @@ const (
 
 	maxSlots = 9999 // four digits in the name, as the admission policy has it
 	maxPool  = 50
+	maxText  = 200 // of one name or reason, in a why
 )
 
 var poolName = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]*[a-z0-9])?$`)
@@ -48,7 +51,7 @@ func choose(pools map[string]string, pool string, leases []coordinationv1.Lease,
 	}
 	if reason, paused := pools[pausedKey]; paused {
 		v.Why = "the fleet is paused"
-		if reason = bound(strings.TrimSpace(reason)); reason != "" {
+		if reason = text.Line(reason, maxText); reason != "" {
 			v.Why += ": " + reason
 		}
 		return v
@@ -76,22 +79,22 @@ func choose(pools map[string]string, pool string, leases []coordinationv1.Lease,
 func badPool(pool string) string {
 	if pool == pausedKey || len(pool) > maxPool || !poolName.MatchString(pool) {
 		return fmt.Sprintf("%q cannot be the name of a pool: lower-case letters, digits and dashes, at most %d",
-			bound(pool), maxPool)
+			text.Line(pool, maxText), maxPool)
 	}
 	return ""
 }
 
 // slots reads N of the pool, or says what to do when there is none.
 func slots(pools map[string]string, pool string) (n int, why string) {
-	text, ok := pools[pool]
+	value, ok := pools[pool]
 	if !ok {
 		return 0, fmt.Sprintf("pool %q is not in ConfigMap %s, and the admission policy gives no slot without it: %s",
 			pool, poolsName, setSlots(pool))
 	}
-	n, err := strconv.Atoi(strings.TrimSpace(text))
+	n, err := strconv.Atoi(strings.TrimSpace(value))
 	if err != nil || n < 0 || n > maxSlots {
 		return 0, fmt.Sprintf("ConfigMap %s says %q for pool %q, which is not a number of slots from 0 to %d: %s",
-			poolsName, bound(text), pool, maxSlots, setSlots(pool))
+			poolsName, text.Line(value, maxText), pool, maxSlots, setSlots(pool))
 	}
 	if n == 0 {
 		return 0, fmt.Sprintf("pool %q has 0 slots", pool)
@@ -122,15 +125,15 @@ func held(pool string, n int, leases []coordinationv1.Lease) string {
 }
 
 func describe(lease *coordinationv1.Lease) string {
-	who := bound(holder(lease))
+	who := text.Line(holder(lease), maxText)
 	if who == "" {
 		who = "an unknown holder"
 	}
-	text := bound(lease.Name) + " by " + who
+	by := text.Line(lease.Name, maxText) + " by " + who
 	if lease.Spec.AcquireTime != nil {
-		text += " since " + lease.Spec.AcquireTime.UTC().Format("2006-01-02T15:04:05Z")
+		by += " since " + lease.Spec.AcquireTime.UTC().Format("2006-01-02T15:04:05Z")
 	}
-	return text
+	return by
 }
 
 func holder(lease *coordinationv1.Lease) string {
@@ -148,19 +151,4 @@ func ownerUID(lease *coordinationv1.Lease) string {
 		}
 	}
 	return ""
-}
-
-// bound keeps text of others short and printable.
-func bound(s string) string {
-	const limit = 200
-	s = strings.Map(func(r rune) rune {
-		if r < ' ' || r == 0x7f {
-			return ' '
-		}
-		return r
-	}, s)
-	if len(s) > limit {
-		s = strings.ToValidUTF8(s[:limit], "") + "…"
-	}
-	return s
 }

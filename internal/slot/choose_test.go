@@ -44,12 +44,14 @@ func TestWhatAPoolOffers(t *testing.T) {
 		why    string
 	}{
 		{name: "all free", pools: map[string]string{"default": "3"}, free: []int{0, 1, 2}},
-		{name: "the gap is free", pools: map[string]string{"default": " 3\n"}, leases: leases("slot-default-1"), free: []int{0, 2}},
+		{name: "the gap is free", pools: map[string]string{"default": " 3\n"}, leases: leases("slot-default-1"),
+			free: []int{0, 2}},
 		{name: "full names the holder", pools: map[string]string{"default": "1"}, leases: leases("slot-default-0"),
 			why: `the slot of pool "default" is taken: slot-default-0 by other-0 since 2026-11-30T12:00:00Z`},
 		{name: "full names three", pools: map[string]string{"default": "4"},
 			leases: leases("slot-default-3", "slot-default-1", "slot-default-0", "slot-default-2"), why: "and 1 more"},
-		{name: "a pool that shrank waits", pools: map[string]string{"default": "1"}, leases: leases("slot-default-4"), why: "slot-default-4"},
+		{name: "a pool that shrank waits", pools: map[string]string{"default": "1"}, leases: leases("slot-default-4"),
+			why: "slot-default-4"},
 		{name: "what cannot be read counts", pools: map[string]string{"default": "1"},
 			leases: []coordinationv1.Lease{malformed}, why: "by hand by an unknown holder"},
 		{name: "what cannot be read counts beside free names", pools: map[string]string{"default": "2"},
@@ -60,7 +62,8 @@ func TestWhatAPoolOffers(t *testing.T) {
 		{name: "negative", pools: map[string]string{"default": "-1"}, why: "not a number of slots"},
 		{name: "absurd", pools: map[string]string{"default": "99999999999999999999"}, why: "not a number of slots"},
 		{name: "none", pools: map[string]string{"default": "0"}, why: "has 0 slots"},
-		{name: "paused", pools: map[string]string{"default": "5", "paused": "change\nfreeze"}, why: "the fleet is paused: change freeze"},
+		{name: "paused", pools: map[string]string{"default": "5", "paused": "change\nfreeze"},
+			why: "the fleet is paused: change freeze"},
 		{name: "paused without a reason", pools: map[string]string{"default": "5", "paused": ""}, why: "the fleet is paused"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -72,7 +75,7 @@ func TestWhatAPoolOffers(t *testing.T) {
 	}
 }
 
-func TestTheWholePathSaysWhatToDo(t *testing.T) {
+func TestWithoutASlotAcquireSaysWhatToDo(t *testing.T) {
 	earlier := testLease("slot-default-0", "n1", "b0")
 	recreated := testLease("slot-default-0", "n1", "b1")
 	recreated.OwnerReferences[0].UID = "another"
@@ -85,9 +88,12 @@ func TestTheWholePathSaysWhatToDo(t *testing.T) {
 		{"no ConfigMap", newLeaseServer(nil), "default", "kubectl apply -k packaging/kubernetes"},
 		{"impossible name", newLeaseServer(nil), "a/b", "cannot be the name of a pool"},
 		{"reserved name", newLeaseServer(nil), "paused", "cannot be the name of a pool"},
-		{"held from an earlier boot", newLeaseServer(map[string]string{"default": "2"}, earlier), "default", "from an earlier boot"},
-		{"held for an earlier Node", newLeaseServer(map[string]string{"default": "2"}, recreated), "default", "earlier Node object"},
-		{"held while paused", newLeaseServer(map[string]string{"default": "2", "paused": "x"}, earlier), "default", "from an earlier boot"},
+		{"held from an earlier boot", newLeaseServer(map[string]string{"default": "2"}, earlier), "default",
+			"from an earlier boot"},
+		{"held for an earlier Node", newLeaseServer(map[string]string{"default": "2"}, recreated), "default",
+			"earlier Node object"},
+		{"held while paused", newLeaseServer(map[string]string{"default": "2", "paused": "x"}, earlier), "default",
+			"from an earlier boot"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := request

@@ -4,7 +4,8 @@
 //
 //  1. Acquire creates the Lease slot-<pool>-<i> with i < N. Names are unique in the cluster, so at most N exist; the
 //     admission policy refuses every other index and holder.
-//  2. The UID of the Lease is the fencing token. Verify reads it from the quorum before each step that cannot be undone.
+//  2. The UID of the Lease is the fencing token. Verify reads it from the quorum before each step that cannot be
+//     undone.
 //  3. Release deletes exactly that UID. Deleting the Node object frees the slot too, through its ownerReference.
 //
 // There is no take-over by time. A node that does not return keeps its slot and so stops the roll-out; with a time to
@@ -27,6 +28,9 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
+
+	"github.com/kured-agent/kured-agent/internal/api"
+	"github.com/kured-agent/kured-agent/internal/text"
 )
 
 const (
@@ -67,11 +71,13 @@ type Request struct {
 // Result is a slot, or why there is none.
 type Result struct {
 	Taken bool
-	Name  string
-	UID   string    // of the Lease: the fencing token
-	Boot  string    // in which it was taken
-	Since time.Time // as the holder's clock had it; zero: unknown
-	Why   string    // who holds what, what is paused, what is to be done
+	Name  string // also of a slot in our name that is not this boot's: Find it
+	UID   string // of the Lease: the fencing token
+	Boot  string // in which it was taken
+	// NodeUID is of the Node object that owns the slot: the garbage collector deletes it together with that one.
+	NodeUID string
+	Since   time.Time // as the holder's clock had it; zero: unknown
+	Why     string    // who holds what, what is paused, what is to be done
 }
 
 // Acquire takes a free slot, or says who has them. A slot that this boot holds already is simply returned.
@@ -202,12 +208,8 @@ func (c *Client) create(ctx context.Context, name string, r Request) (Result, er
 
 // answered is whether the API server refused, so that nothing can have been created.
 func answered(err error) bool {
-	status := apierrors.APIStatus(nil)
-	if !errors.As(err, &status) {
-		return false
-	}
-	code := status.Status().Code
-	return code >= 400 && code < 500 && !apierrors.IsTimeout(err)
+	status, answered := api.Refusal(err)
+	return answered && status.Code >= 400 && status.Code < 500 && !apierrors.IsTimeout(err)
 }
 
 // resume reads a slot from the quorum and says whether this boot holds it.
@@ -223,15 +225,16 @@ func (c *Client) resume(ctx context.Context, name string, r Request) (Result, er
 	case holder(lease) != c.node:
 		return Result{Why: fmt.Sprintf("another node was faster: %s", describe(lease))}, nil
 	case ownerUID(lease) != r.NodeUID:
-		return Result{Why: fmt.Sprintf("slot %q belongs to an earlier Node object of this name and goes with it", name)}, nil
+		return Result{Name: name, Why: fmt.Sprintf("slot %q belongs to an earlier Node object of this name", name)}, nil
 	case lease.Annotations[bootAnnotation] != r.Boot:
-		return Result{Why: fmt.Sprintf("this node still holds %q from an earlier boot", name)}, nil
+		return Result{Name: name, Why: fmt.Sprintf("this node still holds %q from an earlier boot", name)}, nil
 	}
 	return taken(lease), nil
 }
 
 func taken(lease *coordinationv1.Lease) Result {
-	r := Result{Taken: true, Name: lease.Name, UID: string(lease.UID), Boot: bound(lease.Annotations[bootAnnotation])}
+	r := Result{Taken: true, Name: lease.Name, UID: string(lease.UID), NodeUID: ownerUID(lease),
+		Boot: text.Line(lease.Annotations[bootAnnotation], maxText)}
 	if lease.Spec.AcquireTime != nil {
 		r.Since = lease.Spec.AcquireTime.Time
 	}

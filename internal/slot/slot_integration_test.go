@@ -17,9 +17,11 @@ import (
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 
-	"github.com/kured-agent/kured-agent/internal/kube"
-	"github.com/kured-agent/kured-agent/internal/slot"
 	"github.com/kured-agent/kured-agent/test/cluster"
+
+	"github.com/kured-agent/kured-agent/internal/kube"
+	"github.com/kured-agent/kured-agent/internal/kube/kubetest"
+	"github.com/kured-agent/kured-agent/internal/slot"
 )
 
 const namespace = "kured-agent"
@@ -69,11 +71,7 @@ func bareNode(t *testing.T, name string) (uid string) {
 
 func agent(t *testing.T, name string) (*kube.Client, *slot.Client) {
 	t.Helper()
-	k, err := kube.Connect(kube.Options{Kubeconfig: shared.For(t).AgentKubeconfig(name), QPS: 1000})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(k.CloseIdle)
+	k := kubetest.Connect(t, shared.For(t).AgentKubeconfig(name))
 	return k, slot.New(k.Core(), k.Coordination(), slot.Options{Namespace: namespace, Node: name})
 }
 
@@ -106,7 +104,8 @@ func TestASlotGoesThroughItsLifeWithTheConfinedToken(t *testing.T) {
 	if ours, why, err := a.Verify(t.Context(), got.Name, got.UID); !ours || err != nil {
 		t.Errorf("%v %q %v", ours, why, err)
 	}
-	if next, err := a.Acquire(t.Context(), slot.Request{Pool: p, NodeUID: uid, Boot: "b2"}); err != nil || next.Taken || !strings.Contains(next.Why, "earlier boot") {
+	if next, err := a.Acquire(t.Context(), slot.Request{Pool: p, NodeUID: uid, Boot: "b2"}); err != nil || next.Taken ||
+		!strings.Contains(next.Why, "earlier boot") {
 		t.Errorf("after a boot: %+v, %v", next, err)
 	}
 	bareNode(t, "life-2")
@@ -134,7 +133,8 @@ func TestAHumanWhoDeletesTheLeaseStopsTheAgent(t *testing.T) {
 	_, a := agent(t, "human")
 	got := take(t, a, slot.Request{Pool: p, NodeUID: uid, Boot: "b1"})
 	shared.For(t).MustKubectl("-n", namespace, "delete", "lease", got.Name)
-	if ours, why, err := a.Verify(t.Context(), got.Name, got.UID); ours || err != nil || !strings.Contains(why, "somebody released it") {
+	if ours, why, err := a.Verify(t.Context(), got.Name, got.UID); ours || err != nil ||
+		!strings.Contains(why, "somebody released it") {
 		t.Errorf("%v %q %v", ours, why, err)
 	}
 	second := take(t, a, slot.Request{Pool: p, NodeUID: uid, Boot: "b1"})
@@ -186,8 +186,9 @@ func TestThePoolsConfigMapIsObeyed(t *testing.T) {
 	}
 }
 
-// TestNeverMoreThanN lets twenty agents fight for two slots and has an observer of its own count them.
-func TestNeverMoreThanN(t *testing.T) {
+// TestAPoolOfNNeverHasMoreThanNHolders lets twenty agents fight for two slots and has an observer of its own count
+// them.
+func TestAPoolOfNNeverHasMoreThanNHolders(t *testing.T) {
 	const agents, rounds, n = 20, 2, 2
 	p := pool(t, fmt.Sprint(n))
 	c := shared.For(t)
@@ -211,7 +212,9 @@ func TestNeverMoreThanN(t *testing.T) {
 		worst := 0
 		for watching.Err() == nil {
 			var list coordinationv1.LeaseList
-			if c.Do(watching, http.MethodGet, "/apis/coordination.k8s.io/v1/namespaces/"+namespace+"/leases?labelSelector=kured-agent/pool%3D"+p, nil, &list) == nil {
+			if c.Do(watching, http.MethodGet,
+				"/apis/coordination.k8s.io/v1/namespaces/"+namespace+"/leases?labelSelector=kured-agent/pool%3D"+p,
+				nil, &list) == nil {
 				worst = max(worst, len(list.Items))
 			}
 		}
@@ -273,8 +276,9 @@ func TestEveryOverstepIsRefusedWithItsReason(t *testing.T) {
 	}
 	theirs := take(t, rival, slot.Request{Pool: p, NodeUID: other, Boot: "b"})
 	lease := func(name, holder, owner, ownerUID string) []byte {
-		return fmt.Appendf(nil, `{"apiVersion":"coordination.k8s.io/v1","kind":"Lease","metadata":{"name":%q,"ownerReferences":[`+
-			`{"apiVersion":"v1","kind":"Node","name":%q,"uid":%q}]},"spec":{"holderIdentity":%q}}`, name, owner, ownerUID, holder)
+		return fmt.Appendf(nil, `{"apiVersion":"coordination.k8s.io/v1","kind":"Lease","metadata":{"name":%q,`+
+			`"ownerReferences":[{"apiVersion":"v1","kind":"Node","name":%q,"uid":%q}]},"spec":{"holderIdentity":%q}}`,
+			name, owner, ownerUID, holder)
 	}
 	for _, o := range []struct {
 		name string
@@ -283,8 +287,10 @@ func TestEveryOverstepIsRefusedWithItsReason(t *testing.T) {
 	}{
 		{"in another's name", lease("slot-"+p+"-0", "over-2", "over", uid), "holderIdentity must be the agent's own node"},
 		{"owned by another's Node", lease("slot-"+p+"-0", "over", "over-2", other), "must be owned by the agent's own Node"},
-		{"owned by an older Node", lease("slot-"+p+"-0", "over", "over", "00000000-0000-0000-0000-000000000000"), "must be owned by the agent's own Node"},
-		{"beyond N", lease("slot-"+p+"-1", "over", "over", uid), `slot "slot-` + p + `-1" is outside of ConfigMap kured-agent-pools`},
+		{"owned by an older Node", lease("slot-"+p+"-0", "over", "over", "00000000-0000-0000-0000-000000000000"),
+			"must be owned by the agent's own Node"},
+		{"beyond N", lease("slot-"+p+"-1", "over", "over", uid),
+			`slot "slot-` + p + `-1" is outside of ConfigMap kured-agent-pools`},
 		{"of no pool", lease("slot-none-0", "over", "over", uid), "is outside of ConfigMap kured-agent-pools"},
 		{"that is no slot", lease("something", "over", "over", uid), "is outside of ConfigMap kured-agent-pools"},
 	} {
@@ -302,7 +308,8 @@ func TestEveryOverstepIsRefusedWithItsReason(t *testing.T) {
 		}
 	})
 	t.Run("leases elsewhere", func(t *testing.T) {
-		err := k.Coordination().Post().Namespace("default").Resource("leases").Body(lease("x", "over", "over", uid)).Do(t.Context()).Error()
+		err := k.Coordination().Post().Namespace("default").Resource("leases").Body(lease("x", "over", "over", uid)).
+			Do(t.Context()).Error()
 		if err == nil || !strings.Contains(err.Error(), "cannot create resource") {
 			t.Errorf("got %v", err)
 		}
@@ -334,11 +341,14 @@ func TestEveryOverstepIsRefusedWithItsReason(t *testing.T) {
 			return err != nil && strings.Contains(err.Error(), "the node holds slot-"+p+"-0 already")
 		})
 	})
+	request := func(account, spec string) error {
+		body := `{"apiVersion":"authentication.k8s.io/v1","kind":"TokenRequest","spec":{` + spec + `}}`
+		return k.Core().Post().Namespace(namespace).Resource("serviceaccounts").Name(account).SubResource("token").
+			Body([]byte(body)).Do(t.Context()).Error()
+	}
 	token := func(node, nodeUID string, seconds int) error {
-		body := fmt.Appendf(nil, `{"apiVersion":"authentication.k8s.io/v1","kind":"TokenRequest","spec":{"expirationSeconds":%d,`+
-			`"boundObjectRef":{"apiVersion":"v1","kind":"Node","name":%q,"uid":%q}}}`, seconds, node, nodeUID)
-		return k.Core().Post().Namespace(namespace).Resource("serviceaccounts").Name("agent").SubResource("token").
-			Body(body).Do(t.Context()).Error()
+		return request("agent", fmt.Sprintf(`"expirationSeconds":%d,`+
+			`"boundObjectRef":{"apiVersion":"v1","kind":"Node","name":%q,"uid":%q}`, seconds, node, nodeUID))
 	}
 	t.Run("a token", func(t *testing.T) {
 		for what, c := range map[string]struct {
@@ -347,8 +357,8 @@ func TestEveryOverstepIsRefusedWithItsReason(t *testing.T) {
 		}{
 			"of another node":    {token("over-2", other, 3600), "only renew a token bound to its own Node"},
 			"for half a year":    {token("over", uid, 15552000), "at most 30 days"},
-			"without a Node":     {k.Core().Post().Namespace(namespace).Resource("serviceaccounts").Name("agent").SubResource("token").Body([]byte(`{"apiVersion":"authentication.k8s.io/v1","kind":"TokenRequest","spec":{"expirationSeconds":3600}}`)).Do(t.Context()).Error(), "only renew a token bound to its own Node"},
-			"of another account": {k.Core().Post().Namespace(namespace).Resource("serviceaccounts").Name("default").SubResource("token").Body([]byte(`{"apiVersion":"authentication.k8s.io/v1","kind":"TokenRequest","spec":{"expirationSeconds":3600}}`)).Do(t.Context()).Error(), "cannot create resource"},
+			"without a Node":     {request("agent", `"expirationSeconds":3600`), "only renew a token bound to its own Node"},
+			"of another account": {request("default", `"expirationSeconds":3600`), "cannot create resource"},
 		} {
 			if c.err == nil || !strings.Contains(c.err.Error(), c.want) {
 				t.Errorf("%s: got %v, want %q", what, c.err, c.want)

@@ -125,7 +125,8 @@ func TestASlotIsTakenVerifiedAndGivenBack(t *testing.T) {
 	s := newLeaseServer(map[string]string{"default": "2"})
 	c := client(t, s)
 	got := acquire(t, c)
-	if !got.Taken || !strings.HasPrefix(got.Name, "slot-default-") || got.UID == "" || got.Boot != "b1" || got.Since.IsZero() {
+	if !got.Taken || !strings.HasPrefix(got.Name, "slot-default-") || got.UID == "" || got.Boot != "b1" ||
+		got.Since.IsZero() {
 		t.Fatalf("got %+v", got)
 	}
 	lease := s.leases[got.Name]
@@ -160,7 +161,8 @@ func TestOnlyTheFirstListComesFromTheQuorum(t *testing.T) {
 	c := client(t, s)
 	acquire(t, c)
 	acquire(t, c)
-	if len(s.lists) != 2 || strings.Contains(s.lists[0], "resourceVersion") || !strings.Contains(s.lists[1], "resourceVersion=0") ||
+	if len(s.lists) != 2 || strings.Contains(s.lists[0], "resourceVersion") ||
+		!strings.Contains(s.lists[1], "resourceVersion=0") ||
 		!strings.Contains(s.lists[1], "labelSelector=kured-agent%2Fpool%3Ddefault") {
 		t.Errorf("lists %q", s.lists)
 	}
@@ -248,7 +250,7 @@ func TestAVerifiedSlotIsExactlyOurs(t *testing.T) {
 	})
 }
 
-func TestReleasingWhatIsNoLongerOursIsDone(t *testing.T) {
+func TestReleasingASlotThatIsNoLongerOursSucceeds(t *testing.T) {
 	forbidden := func(w http.ResponseWriter, _ *http.Request) {
 		kubetest.Status(w, 403, "Forbidden", "a slot may be changed or deleted only by its holder", nil)
 	}
@@ -260,7 +262,8 @@ func TestReleasingWhatIsNoLongerOursIsDone(t *testing.T) {
 		{name: "taken again", holder: "n1"}, // another UID: 409
 		{name: "another's, the policy refuses", holder: "n2", delete: forbidden},
 		{name: "still ours, the policy refuses", holder: "n1", delete: forbidden, fails: true},
-		{name: "no answer", holder: "n1", fails: true, delete: func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }},
+		{name: "no answer", holder: "n1", fails: true,
+			delete: func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := newLeaseServer(nil, testLease("slot-default-0", c.holder, "b"))
@@ -278,7 +281,7 @@ func TestReleasingWhatIsNoLongerOursIsDone(t *testing.T) {
 	}
 }
 
-func TestAnAnswerThatIsNoListIsAnError(t *testing.T) {
+func TestAnUnreadableListIsAnError(t *testing.T) {
 	for _, body := range []string{`{"kind":"LeaseList"`, `[]`, ``, `<html>`} {
 		c := client(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { kubetest.JSON(w, 200, body) }))
 		if got, err := c.Acquire(t.Context(), request); err == nil {

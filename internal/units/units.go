@@ -68,7 +68,7 @@ func (c *Client) Active(ctx context.Context, name string) (state, sub string, er
 // most one. At SIGTERM it tells a restart from a stop.
 func (c *Client) JobType(ctx context.Context, name string) (string, error) {
 	object, err := c.object(ctx, "GetUnit", name)
-	if isNamed(err, noSuchUnit) {
+	if bus.IsNamed(err, noSuchUnit) {
 		return "", nil
 	}
 	if err != nil {
@@ -83,7 +83,7 @@ func (c *Client) JobType(ctx context.Context, name string) (string, error) {
 		return "", err
 	}
 	typ, err := property[string](ctx, c, jobPath, job, "JobType")
-	if isNamed(err, "org.freedesktop.DBus.Error.UnknownObject") {
+	if bus.IsNamed(err, "org.freedesktop.DBus.Error.UnknownObject") {
 		return "", nil // it ended between the two questions
 	}
 	return typ, err
@@ -111,11 +111,7 @@ func (c *Client) Start(ctx context.Context, name string) error {
 
 // Hooks returns the units that the target requires or wants.
 func (c *Client) Hooks(ctx context.Context, target string) ([]string, error) {
-	object, err := c.object(ctx, "LoadUnit", target)
-	if err != nil {
-		return nil, err
-	}
-	needed, err := property[[]string](ctx, c, object, unit, "Requires")
+	object, needed, err := c.requires(ctx, target)
 	if err != nil {
 		return nil, err
 	}
@@ -128,11 +124,7 @@ func (c *Client) Hooks(ctx context.Context, target string) ([]string, error) {
 
 // Failed returns the failed units that the target requires, in alphabetical order. One that it only wants may fail.
 func (c *Client) Failed(ctx context.Context, target string) ([]string, error) {
-	object, err := c.object(ctx, "LoadUnit", target)
-	if err != nil {
-		return nil, err
-	}
-	needed, err := property[[]string](ctx, c, object, unit, "Requires")
+	_, needed, err := c.requires(ctx, target)
 	if err != nil {
 		return nil, err
 	}
@@ -149,6 +141,16 @@ func (c *Client) Failed(ctx context.Context, target string) ([]string, error) {
 	})
 	slices.Sort(failed)
 	return failed, nil
+}
+
+// requires returns the object of a target, and the units that it requires.
+func (c *Client) requires(ctx context.Context, target string) (dbus.ObjectPath, []string, error) {
+	object, err := c.object(ctx, "LoadUnit", target)
+	if err != nil {
+		return "", nil, err
+	}
+	needed, err := property[[]string](ctx, c, object, unit, "Requires")
+	return object, needed, err
 }
 
 // parseUnits reads the names in a(ssssssouso).
@@ -175,10 +177,10 @@ func parseUnits(body []any) ([]string, error) {
 	return names, nil
 }
 
-// Watch calls hint when a property of the unit changed, and whenever changes may have been missed. systemd sends nothing
-// to a bus without a subscriber, and forgets its subscribers when it or we leave the bus (systemd/systemd#27697): so
-// Subscribe is called again on every change of the connection or of its owner, and the hint follows it. The hint must not
-// block, and may run on several goroutines at once.
+// Watch calls hint when a property of the unit changed, and whenever changes may have been missed. systemd sends
+// nothing to a bus without a subscriber, and forgets its subscribers when it or we leave the bus
+// (systemd/systemd#27697): so Subscribe is called again on every change of the connection or of its owner, and the hint
+// follows it. The hint must not block, and may run on several goroutines at once.
 func (c *Client) Watch(name string, hint func()) {
 	c.mu.Lock()
 	c.hints = append(c.hints, hint)
@@ -242,21 +244,7 @@ func (c *Client) call(ctx context.Context, method string, args ...any) ([]any, e
 }
 
 func property[T any](ctx context.Context, c *Client, object dbus.ObjectPath, iface, property string) (T, error) {
-	var zero T
-	v, err := c.bus.Get(ctx, service, string(object), iface, property)
-	if err != nil {
-		return zero, err
-	}
-	value, ok := v.Value().(T)
-	if !ok {
-		return zero, fmt.Errorf("reading property %s.%s: it is a %T", iface, property, v.Value())
-	}
-	return value, nil
-}
-
-func isNamed(err error, want string) bool {
-	var reply dbus.Error
-	return errors.As(err, &reply) && reply.Name == want
+	return bus.Property[T](ctx, c.bus, service, string(object), iface, property)
 }
 
 // unitPath returns the object path of a unit: each byte but letters and digits, and a leading digit, becomes _xx.

@@ -3,12 +3,10 @@
 package units
 
 import (
-	"context"
 	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/godbus/dbus/v5"
 
@@ -21,15 +19,7 @@ const target = "kured-agent-pre-reboot.target"
 func client(t *testing.T, d *bustest.Daemon) *Client {
 	t.Helper()
 	b := bus.New(bus.Options{Address: d.Address})
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	go func() { defer close(done); _ = b.Run(ctx) }()
-	t.Cleanup(func() { cancel(); <-done })
-	select {
-	case <-b.Ready():
-	case <-time.After(10 * time.Second):
-		t.Fatal("no connection")
-	}
+	bustest.Connect(t, b)
 	return New(b)
 }
 
@@ -82,7 +72,7 @@ func TestTheJobOfOurOwnUnitTellsARestartFromAStop(t *testing.T) {
 	}
 }
 
-func TestStartAsksOnce(t *testing.T) {
+func TestAUnitIsStartedByOneCall(t *testing.T) {
 	d := bustest.Start(t)
 	systemd := bustest.NewSystemd1(d)
 	c := client(t, d)
@@ -94,7 +84,7 @@ func TestStartAsksOnce(t *testing.T) {
 		t.Errorf("calls %v", calls)
 	}
 	systemd.On("StartUnit", bustest.Refuse("org.freedesktop.systemd1.UnitMasked", "masked"))
-	if err := c.Start(t.Context(), target); !isNamed(err, "org.freedesktop.systemd1.UnitMasked") {
+	if err := c.Start(t.Context(), target); !bus.IsNamed(err, "org.freedesktop.systemd1.UnitMasked") {
 		t.Errorf("Start = %v", err)
 	}
 }

@@ -17,9 +17,11 @@ func FuzzAt(f *testing.F) {
 	f.Add(uint8(1), uint8(0x7f), uint16(130), uint16(170), uint8(0), uint8(0), uint16(0), uint16(0), int64(1774742400))
 	f.Add(uint8(1), uint8(0x7f), uint16(150), uint16(149), uint8(0), uint8(0), uint16(0), uint16(0), int64(1792886400))
 	f.Add(uint8(2), uint8(0x01), uint16(0), uint16(120), uint8(1), uint8(0x7f), uint16(60), uint16(120), int64(1289098800))
-	f.Add(uint8(3), uint8(0x7f), uint16(1320), uint16(30), uint8(3), uint8(0x7f), uint16(30), uint16(90), int64(1793500000))
+	f.Add(uint8(3), uint8(0x7f), uint16(1320), uint16(30), uint8(3), uint8(0x7f), uint16(30), uint16(90),
+		int64(1793500000))
 	f.Add(uint8(4), uint8(0x40), uint16(1380), uint16(1440), uint8(4), uint8(1), uint16(0), uint16(1), int64(1775300000))
-	f.Add(uint8(5), uint8(0x7f), uint16(90), uint16(135), uint8(6), uint8(0x2a), uint16(0), uint16(1439), int64(1775300000))
+	f.Add(uint8(5), uint8(0x7f), uint16(90), uint16(135), uint8(6), uint8(0x2a), uint16(0), uint16(1439),
+		int64(1775300000))
 	f.Add(uint8(7), uint8(0x20), uint16(1320), uint16(300), uint8(0), uint8(0), uint16(0), uint16(0), int64(1325200000))
 	f.Add(uint8(0), uint8(0x7f), uint16(0), uint16(1440), uint8(0), uint8(0), uint16(0), uint16(0), int64(1775300000))
 	f.Add(uint8(9), uint8(0x7f), uint16(150), uint16(1440), uint8(8), uint8(0x55), uint16(7), uint16(7), int64(1773540000))

@@ -52,7 +52,7 @@ func moment(t *testing.T, s string) time.Time {
 
 const everyDay = "mon,tue,wed,thu,fri,sat,sun"
 
-func TestAt(t *testing.T) {
+func TestAWindowOpensAndClosesOnTheWallClock(t *testing.T) {
 	t.Parallel()
 	tests := []struct {
 		name    string
@@ -229,7 +229,7 @@ func TestTimesCarryTheZoneOfTheirWindow(t *testing.T) {
 	}
 }
 
-func TestParseDay(t *testing.T) {
+func TestDaysAreReadInFullAndInShort(t *testing.T) {
 	t.Parallel()
 	for s, want := range map[string]time.Weekday{
 		"mon": time.Monday, "Tue": time.Tuesday, "WED": time.Wednesday, "thursday": time.Thursday,
@@ -246,7 +246,7 @@ func TestParseDay(t *testing.T) {
 	}
 }
 
-func TestParseClock(t *testing.T) {
+func TestClockTimesAreReadAsTheyArePrinted(t *testing.T) {
 	t.Parallel()
 	for s, want := range map[string]Clock{"00:00": 0, "05:07": 307, "22:00": 1320, "23:59": 1439} {
 		if got, err := ParseClock(s); err != nil || got != want || got.String() != s {

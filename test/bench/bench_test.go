@@ -140,8 +140,10 @@ func idle(t *testing.T, c *cluster.Cluster, figures *table) {
 	spent := cpu(t, m.Pid()) - ran
 	rss := resident(t, m.Pid())
 	u, _ := m.Status()
-	figures.add("resident memory, idle, everything configured", fmt.Sprintf("%.1f MiB", float64(rss)/(1<<20)), "at most 16 MiB", "36 MB", rss <= 16<<20)
-	figures.add("CPU while idle", fmt.Sprintf("%.2f ms a minute", float64(spent)/1e6), "under 1 ms a minute", "", spent < time.Millisecond)
+	figures.add("resident memory, idle, everything configured", fmt.Sprintf("%.1f MiB", float64(rss)/(1<<20)),
+		"at most 16 MiB", "36 MB", rss <= 16<<20)
+	figures.add("CPU while idle", fmt.Sprintf("%.2f ms a minute", float64(spent)/1e6), "under 1 ms a minute", "",
+		spent < time.Millisecond)
 	requests := int(u.Requests) + len(c.Requests(own)) - before
 	figures.add("API requests while idle, start included", strconv.Itoa(requests), "0", "2", requests == 0)
 	figures.add("API connections while idle", strconv.Itoa(connections), "0", "", connections == 0)
@@ -213,8 +215,7 @@ const rounds = 15
 // latency is from the signal on the bus to the taint in the API.
 func latency(t *testing.T, c *cluster.Cluster, figures *table) {
 	m := lab.New(t, c, "bench-latency", lab.Options{Config: everything})
-	c.Apply(`{"apiVersion":"coordination.k8s.io/v1","kind":"Lease","metadata":{"name":"slot-bench-latency-0","namespace":"kured-agent",
-"labels":{"kured-agent/pool":"bench-latency"}},"spec":{"holderIdentity":"somebody-else"}}`)
+	m.HoldSlot()
 	service := bustest.NewService(m.Bus, "com.example.Updater")
 	m.Start()
 	m.WaitPhase("Idle")
@@ -308,11 +309,14 @@ func cycle(t *testing.T, c *cluster.Cluster, figures *table) {
 			verified++
 		}
 	}
-	figures.add("boot healthy to Node clean, settle time aside", back.Round(time.Millisecond).String(), "under 1 s", "30 to 90 s", back < time.Second)
-	// One read of the Node before the reboot and one after it are needed; each further one found the kubelet not ready yet.
+	figures.add("boot healthy to Node clean, settle time aside", back.Round(time.Millisecond).String(), "under 1 s",
+		"30 to 90 s", back < time.Second)
+	// One read of the Node before the reboot and one after it are needed; each further one found the kubelet not ready
+	// yet.
 	looks := kinds["get nodes"] - 2
 	count := len(requests) - evictions - looks
-	figures.add("API requests for one reboot, evictions aside", fmt.Sprintf("%d (+%d evictions, +%d early)", count, evictions, looks),
+	figures.add("API requests for one reboot, evictions aside",
+		fmt.Sprintf("%d (+%d evictions, +%d early)", count, evictions, looks),
 		"at most 14", "14", count <= 14)
 	figures.add("  of these verifications of the slot", strconv.Itoa(verified), "3", "0", verified >= 3)
 	figures.add("Node writes for one reboot", strconv.Itoa(writes), "3", "4", writes == 3)

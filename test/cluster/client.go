@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/url"
 	"os"
@@ -67,9 +68,7 @@ func do(ctx context.Context, client *http.Client, header http.Header, method, ta
 	if err != nil {
 		return err
 	}
-	for key, values := range header {
-		request.Header[key] = values
-	}
+	maps.Copy(request.Header, header)
 	if raw != nil && request.Header.Get("Content-Type") == "" {
 		request.Header.Set("Content-Type", "application/json")
 	}
@@ -232,7 +231,7 @@ func (c *Cluster) waitPolicies() error {
 				break
 			}
 			if time.Now().After(deadline) {
-				return fmt.Errorf("waiting for the admission policy of %s: last answer %v", p.what, err)
+				return fmt.Errorf("waiting for the admission policy of %s: last answer %w", p.what, err)
 			}
 			time.Sleep(50 * time.Millisecond)
 		}

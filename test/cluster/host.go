@@ -87,7 +87,7 @@ func (h *Host) TempDir() string {
 }
 
 // Logf writes one line.
-func (h *Host) Logf(format string, args ...any) { fmt.Fprintf(h.log, format+"\n", args...) }
+func (h *Host) Logf(format string, args ...any) { _, _ = fmt.Fprintf(h.log, format+"\n", args...) }
 
 // Fatalf ends the function given to Run.
 func (h *Host) Fatalf(format string, args ...any) {

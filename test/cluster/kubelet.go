@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/url"
 	"sync"
@@ -183,9 +184,7 @@ func (k *Kubelet) register() error {
 		return err
 	}
 	labels := map[string]string{"kubernetes.io/hostname": k.name, "kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64"}
-	for key, value := range o.Labels {
-		labels[key] = value
-	}
+	maps.Copy(labels, o.Labels)
 	// NodeRestriction keeps a kubelet from labelling itself with a role, so an admin does, as in real clusters.
 	return k.c.Do(k.ctx, http.MethodPost, "/api/v1/nodes", map[string]any{
 		"apiVersion": "v1", "kind": "Node",

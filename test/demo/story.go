@@ -24,8 +24,8 @@ const (
 
 // times are when each step of one machine was seen.
 type times struct {
-	required, tainted, turn, cordoned, left, down, up, clean, released time.Time
-	evicted                                                            int
+	required, tainted, turn, cordoned, down, up, clean, released time.Time
+	evicted                                                      int
 }
 
 // story follows everything at once through watches, tells it, and keeps what the conclusion needs.

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -35,7 +36,8 @@ var Build = sync.OnceValues(func() (string, error) {
 		return "", err
 	}
 	path := filepath.Join(dir, "kured-agent")
-	build := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w -X main.version=lab", "-o", path, "./cmd/kured-agent")
+	build := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w -X main.version=lab", "-o",
+		path, "./cmd/kured-agent")
 	build.Dir = root
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
@@ -179,10 +181,26 @@ type process struct {
 	code int
 }
 
+// HoldSlot keeps the machine waiting: the only slot of its pool is somebody else's.
+func (m *Machine) HoldSlot() (release func()) {
+	m.t.Helper()
+	m.Cluster.Apply(fmt.Sprintf(`{"apiVersion":"coordination.k8s.io/v1","kind":"Lease",
+"metadata":{"name":"slot-%[1]s-0","namespace":"kured-agent","labels":{"kured-agent/pool":%[1]q}},
+"spec":{"holderIdentity":"somebody-else","acquireTime":"2026-11-30T12:00:00.000000Z"}}`, m.Pool))
+	return func() { m.Cluster.MustKubectl("-n", "kured-agent", "delete", "lease", "slot-"+m.Pool+"-0") }
+}
+
+// command is the agent's binary with the files, the bus and the clock of this machine.
+func (m *Machine) command(ctx context.Context, args ...string) *exec.Cmd {
+	common := []string{"--root", m.Root, "--config", m.Path("/etc/kured/config.toml"), "--booted", m.booted.String()}
+	cmd := exec.CommandContext(ctx, m.bin, append(common, args...)...)
+	cmd.Env = append(os.Environ(), "DBUS_SYSTEM_BUS_ADDRESS="+m.Bus.Address)
+	return cmd
+}
+
 func (m *Machine) spawn(args ...string) *process {
 	m.t.Helper()
-	cmd := exec.Command(m.bin, append([]string{"--root", m.Root, "--config", m.Path("/etc/kured/config.toml"), "--booted", m.booted.String(), "--debug"}, args...)...)
-	cmd.Env = append(os.Environ(), "DBUS_SYSTEM_BUS_ADDRESS="+m.Bus.Address)
+	cmd := m.command(context.Background(), append([]string{"--debug"}, args...)...)
 	cmd.Stdout, cmd.Stderr = (*logWriter)(m), (*logWriter)(m)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Start(); err != nil {
@@ -264,14 +282,13 @@ func (m *Machine) Command(args ...string) (output string, code int) {
 	m.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, m.bin, append([]string{"--root", m.Root, "--config", m.Path("/etc/kured/config.toml"), "--booted", m.booted.String()}, args...)...)
-	cmd.Env = append(os.Environ(), "DBUS_SYSTEM_BUS_ADDRESS="+m.Bus.Address)
+	cmd := m.command(ctx, args...)
 	out, _ := cmd.CombinedOutput()
 	return string(out), cmd.ProcessState.ExitCode()
 }
 
-// Reboot is a boot: every process ends at once, /run is empty, the kubelet and systemd are new, and the boot unit and the
-// agent start.
+// Reboot is a boot: every process ends at once, /run is empty, the kubelet and systemd are new, and the boot unit and
+// the agent start.
 func (m *Machine) Reboot() {
 	m.t.Helper()
 	m.PowerOff()
@@ -335,12 +352,7 @@ func (m *Machine) WaitPhase(phases ...string) report.Update {
 	var u report.Update
 	m.Cluster.Eventually(fmt.Sprintf("phase %v", phases), 60*time.Second, func() bool {
 		u, _ = m.Status()
-		for _, p := range phases {
-			if u.Phase == p {
-				return true
-			}
-		}
-		return false
+		return slices.Contains(phases, u.Phase)
 	})
 	return u
 }
@@ -353,7 +365,8 @@ func (m *Machine) Asked() int {
 // WaitAsked waits until logind was asked for the n-th reboot, which it then begins.
 func (m *Machine) WaitAsked(n int) {
 	m.t.Helper()
-	m.Cluster.Eventually(fmt.Sprintf("reboot %d asked of logind", n), 60*time.Second, func() bool { return m.Asked() >= n })
+	m.Cluster.Eventually(fmt.Sprintf("reboot %d asked of logind", n), 60*time.Second,
+		func() bool { return m.Asked() >= n })
 }
 
 // Marks says what of ours is on the Node: taint, cordon, marker, slot.

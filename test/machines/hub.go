@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -177,7 +178,7 @@ func removeCgroup(path string) {
 		}
 		return nil
 	})
-	for i := len(folders) - 1; i >= 0; i-- { // the deepest first
-		_ = unix.Rmdir(folders[i])
+	for _, folder := range slices.Backward(folders) { // the deepest first
+		_ = unix.Rmdir(folder)
 	}
 }

@@ -164,7 +164,7 @@ func (m *Machine) boot() int {
 	defer console.Close()
 	group, err := os.Open(m.cgroup)
 	if err != nil {
-		fmt.Fprintln(console, err)
+		_, _ = fmt.Fprintln(console, err)
 		return -1
 	}
 	defer group.Close()
@@ -175,7 +175,7 @@ func (m *Machine) boot() int {
 		Setsid: true, Pdeathsig: syscall.SIGKILL, UseCgroupFD: true, CgroupFD: int(group.Fd()),
 	}
 	if err := cmd.Start(); err != nil {
-		fmt.Fprintln(console, err)
+		_, _ = fmt.Fprintln(console, err)
 		return -1
 	}
 	finished := make(chan struct{})
@@ -192,7 +192,7 @@ func (m *Machine) boot() int {
 func (m *Machine) noteLeader(boot, nspawn int, finished <-chan struct{}) {
 	for {
 		children, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", nspawn, nspawn))
-		for _, word := range strings.Fields(string(children)) {
+		for word := range strings.FieldsSeq(string(children)) {
 			if pid, err := strconv.Atoi(word); err == nil && isInit(pid) {
 				m.mu.Lock()
 				m.boots[boot-1].Leader = pid

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package packaging checks what the packages install: units, policies, scripts, man pages and the list of them. It needs
-// no root and builds nothing. Programs that it can do without (systemd-analyze, mandoc) are used where they are there.
+// Package packaging checks what the packages install: units, policies, scripts, man pages and the list of them. It
+// needs no root and builds nothing. Programs that it can do without (systemd-analyze, mandoc) are used where they are
+// there.
 package packaging
 
 import (
@@ -126,7 +127,8 @@ func TestUnitsPassSystemdAnalyze(t *testing.T) {
 		text := read(t, strings.TrimPrefix(path, root+"/"))
 		unit := filepath.Join(dir, filepath.Base(path))
 		// The agent itself is not installed here, and verify looks for it.
-		if err := os.WriteFile(unit, []byte(strings.ReplaceAll(text, "/usr/bin/kured-agent", "/bin/true")), 0o644); err != nil {
+		if err := os.WriteFile(unit, []byte(strings.ReplaceAll(text, "/usr/bin/kured-agent", "/bin/true")),
+			0o644); err != nil {
 			t.Fatal(err)
 		}
 		units = append(units, unit)
@@ -276,7 +278,8 @@ func TestMaintainerScriptsAreValidShell(t *testing.T) {
 
 func TestInstallingEnablesNothingAndStartsNothing(t *testing.T) {
 	forbidden := regexp.MustCompile(`[ -](?:enable|preset|reenable|start|restart|reload-or-restart)\b`)
-	for _, path := range []string{"packaging/deb/postinst", "packaging/rpm/pre", "packaging/rpm/post", "packaging/rpm/postun"} {
+	for _, path := range []string{"packaging/deb/postinst", "packaging/rpm/pre", "packaging/rpm/post",
+		"packaging/rpm/postun"} {
 		text := strings.ReplaceAll(comment.ReplaceAllString(read(t, path), ""), "try-restart kured-agent.service", "")
 		if found := forbidden.FindString(text); found != "" {
 			t.Errorf("%s contains %q", path, found)
@@ -306,7 +309,7 @@ func TestManPageNamesEveryKeyOfTheExampleWithItsDefault(t *testing.T) {
 	heading, key := regexp.MustCompile(`^\[[a-z_.\[\]]+\]`), regexp.MustCompile(`^([a-z_]+) = (.*)`)
 	page := strings.ReplaceAll(read(t, "docs/man/kured-agent.toml.5"), `\(dq`, `"`)
 	table, section := "", ""
-	for _, line := range strings.Split(read(t, "config.example.toml"), "\n") {
+	for line := range strings.SplitSeq(read(t, "config.example.toml"), "\n") {
 		isDefault := strings.HasPrefix(line, "#") && !strings.HasPrefix(line, "#~")
 		line = strings.TrimLeft(line, "#~ ")
 		if found := heading.FindString(line); found != "" {

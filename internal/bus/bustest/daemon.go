@@ -40,15 +40,10 @@ func Start(t testing.TB) *Daemon {
 // StartPolicy is Start with further <policy> elements, which come after the permissive one and so win over it.
 func StartPolicy(t testing.TB, policy string) *Daemon {
 	t.Helper()
-	// Not t.TempDir: its path holds the test's name, and a socket path ends at 107 bytes.
-	dir, err := os.MkdirTemp("", "bus")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	dir := SocketDir(t)
 	d := &Daemon{Address: "unix:path=" + filepath.Join(dir, "bus"), t: t, config: filepath.Join(dir, "bus.conf")}
-	var address []byte
-	if address, err = xml.Marshal(d.Address); err != nil {
+	address, err := xml.Marshal(d.Address)
+	if err != nil {
 		t.Fatal(err)
 	}
 	conf := `<busconfig>
@@ -135,15 +130,21 @@ func (d *Daemon) Connect() *dbus.Conn {
 	return conn
 }
 
-// Silent is the address of a socket that accepts connections and never says a word.
-func Silent(t testing.TB) string {
+// SocketDir is a directory for sockets of a test: a path may have 107 bytes, and t.TempDir's holds the test's name.
+func SocketDir(t testing.TB) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "bus")
+	dir, err := os.MkdirTemp("", "bus") //nolint:usetesting // t.TempDir is too long for a socket
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	path := filepath.Join(dir, "silent")
+	return dir
+}
+
+// Silent is the address of a socket that accepts connections and never says a word.
+func Silent(t testing.TB) string {
+	t.Helper()
+	path := filepath.Join(SocketDir(t), "silent")
 	l, err := net.Listen("unix", path)
 	if err != nil {
 		t.Fatal(err)

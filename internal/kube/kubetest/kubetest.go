@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package kubetest gives tests a client of a faked API server, built the way the agent builds its own.
+// Package kubetest gives tests a client of an API server, faked or real, built the way the agent builds its own.
 package kubetest
 
 import (
@@ -25,12 +25,18 @@ func Server(t testing.TB, handler http.Handler) (*kube.Client, *httptest.Server)
 	server.EnableHTTP2 = true
 	server.StartTLS()
 	t.Cleanup(server.Close)
-	client, err := kube.Connect(kube.Options{Kubeconfig: Kubeconfig(t, server), QPS: 10_000})
+	return Connect(t, Kubeconfig(t, server)), server
+}
+
+// Connect returns a client that a test never has to wait for, of any API server. It ends with the test.
+func Connect(t testing.TB, kubeconfig string) *kube.Client {
+	t.Helper()
+	client, err := kube.Connect(kube.Options{Kubeconfig: kubeconfig, QPS: 10_000})
 	if err != nil {
-		t.Fatalf("connecting to the faked API server: %v", err)
+		t.Fatalf("connecting to the API server: %v", err)
 	}
 	t.Cleanup(client.CloseIdle)
-	return client, server
+	return client
 }
 
 // Kubeconfig writes a kubeconfig for the server and returns its path.

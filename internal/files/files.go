@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package files reads files of others with a bound, and replaces our own as a whole.
+package files
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+)
+
+// Read returns the content of a file of at most most bytes. A larger one is an error.
+func Read(path string, most int) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	content, err := io.ReadAll(io.LimitReader(f, int64(most)+1))
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("reading %q: %w", path, err)
+	case len(content) > most:
+		return nil, fmt.Errorf("reading %q: larger than %d bytes", path, most)
+	}
+	return content, nil
+}
+
+// Replace puts content in the place of a file, through a temporary one beside it: a reader finds the old or the new
+// file, whole, and it belongs to the owner of the directory. A power cut may empty it: for files that no boot needs.
+func Replace(path string, mode fs.FileMode, content []byte) error {
+	if err := replace(path, mode, content, func(*os.File) error { return nil }); err != nil {
+		return fmt.Errorf("writing %q: %w", path, cause(err))
+	}
+	return nil
+}
+
+// ReplaceDurably is Replace for what has to outlive a power cut: after it the old or the new file is there, whole.
+func ReplaceDurably(path string, mode fs.FileMode, content []byte) error {
+	err := replace(path, mode, content, (*os.File).Sync)
+	if err == nil {
+		err = syncDir(filepath.Dir(path))
+	}
+	if err != nil {
+		return fmt.Errorf("writing %q: %w", path, cause(err))
+	}
+	return nil
+}
+
+// cause is err without the random name of the temporary file: who tells a trouble once compares the texts.
+func cause(err error) error {
+	if path, ok := errors.AsType[*fs.PathError](err); ok {
+		return path.Err
+	}
+	if link, ok := errors.AsType[*os.LinkError](err); ok {
+		return link.Err
+	}
+	return err
+}
+
+func replace(path string, mode fs.FileMode, content []byte, flush func(*os.File) error) error {
+	// Never through a link that somebody put there; a dot keeps collectors of whole directories from reading half of it.
+	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
+	if err != nil {
+		return err
+	}
+	err = fill(f, mode, content, flush)
+	if err = errors.Join(err, f.Close()); err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		_ = os.Remove(f.Name())
+	}
+	return err
+}
+
+func fill(f *os.File, mode fs.FileMode, content []byte, flush func(*os.File) error) error {
+	if err := GiveToOwner(f); err != nil {
+		return err
+	}
+	if _, err := f.Write(content); err != nil {
+		return err
+	}
+	if err := f.Chmod(mode); err != nil {
+		return err
+	}
+	return flush(f)
+}
+
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	return d.Sync()
+}
+
+// GiveToOwner gives a file that root made to the owner of its directory: `kured-agent cleanup`, typed by root, must
+// leave nothing that the service, an unprivileged user, can't open again.
+func GiveToOwner(f *os.File) error {
+	if os.Geteuid() != 0 {
+		return nil
+	}
+	dir := filepath.Dir(f.Name())
+	var st unix.Stat_t
+	if err := unix.Stat(dir, &st); err != nil {
+		return fmt.Errorf("looking at %q: %w", dir, err)
+	}
+	if err := f.Chown(int(st.Uid), int(st.Gid)); err != nil {
+		return fmt.Errorf("giving it to the owner of %q: %w", dir, cause(err))
+	}
+	return nil
+}

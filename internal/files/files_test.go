@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package files
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// ways are both ways to replace a file.
+var ways = map[string]func(string, fs.FileMode, []byte) error{"whole": Replace, "durably": ReplaceDurably}
+
+func TestAFileLargerThanItsBoundIsAnError(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "f")
+	if err := os.WriteFile(path, []byte("12345"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := Read(path, 5); err != nil || string(got) != "12345" {
+		t.Errorf("%q, %v", got, err)
+	}
+	if _, err := Read(path, 4); err == nil || !strings.Contains(err.Error(), "larger than 4 bytes") {
+		t.Errorf("one byte too many: %v", err)
+	}
+	if _, err := Read(filepath.Dir(path), 4); err == nil {
+		t.Error("a directory has no error")
+	}
+	if _, err := Read(path+"-", 4); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("no file: %v", err)
+	}
+}
+
+func TestAReaderFindsTheOldFileOrTheNewOne(t *testing.T) {
+	t.Parallel()
+	for name, replace := range ways {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			path := filepath.Join(t.TempDir(), "f")
+			if err := replace(path, 0o600, []byte("old")); err != nil {
+				t.Fatal(err)
+			}
+			reader, err := os.Open(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer reader.Close()
+			if err := replace(path, 0o644, []byte("new")); err != nil {
+				t.Fatal(err)
+			}
+			if content, _ := io.ReadAll(reader); string(content) != "old" {
+				t.Errorf("the open file says %q", content)
+			}
+			content, err := os.ReadFile(path)
+			if err != nil || string(content) != "new" {
+				t.Errorf("the file says %q, %v", content, err)
+			}
+			if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o644 {
+				t.Errorf("mode %v, %v", info.Mode(), err)
+			}
+			alone(t, path)
+		})
+	}
+}
+
+func TestALinkIsReplacedAndItsTargetStays(t *testing.T) {
+	t.Parallel()
+	for name, replace := range ways {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			path, precious := filepath.Join(t.TempDir(), "f"), filepath.Join(t.TempDir(), "precious")
+			if err := os.WriteFile(precious, []byte("x"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.Symlink(precious, path); err != nil {
+				t.Fatal(err)
+			}
+			if err := replace(path, 0o600, []byte("new")); err != nil {
+				t.Fatal(err)
+			}
+			if content, err := os.ReadFile(precious); err != nil || string(content) != "x" {
+				t.Errorf("the target says %q, %v", content, err)
+			}
+		})
+	}
+}
+
+func TestAFileThatCannotBeReplacedLeavesNothingBehind(t *testing.T) {
+	t.Parallel()
+	for name, replace := range ways {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			path := filepath.Join(t.TempDir(), "f")
+			if err := os.Mkdir(path, 0o700); err != nil { // a file never takes the place of a directory
+				t.Fatal(err)
+			}
+			want := fmt.Sprintf("writing %q: file exists", path)
+			for range 2 { // the same trouble in the same words, so that it need not be told twice
+				if err := replace(path, 0o600, nil); err == nil || err.Error() != want {
+					t.Errorf("a directory in its place: %v, want %s", err, want)
+				}
+			}
+			alone(t, path)
+			if err := replace(filepath.Join(path, "none", "f"), 0o600, nil); !errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("no directory: %v", err)
+			}
+		})
+	}
+}
+
+func TestWhatRootWritesBelongsToTheOwnerOfTheDirectory(t *testing.T) {
+	t.Parallel()
+	dir, uid := t.TempDir(), os.Geteuid()
+	if uid == 0 {
+		uid = 12345
+		if err := os.Chown(dir, uid, uid); err != nil {
+			t.Fatal(err)
+		}
+	}
+	path := filepath.Join(dir, "f")
+	if err := Replace(path, 0o600, nil); err != nil {
+		t.Fatal(err)
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if owner := info.Sys().(*syscall.Stat_t).Uid; int(owner) != uid {
+		t.Errorf("it belongs to %d, want %d", owner, uid)
+	}
+}
+
+// alone fails the test when anything else is in the directory.
+func alone(t *testing.T, path string) {
+	t.Helper()
+	entries, err := os.ReadDir(filepath.Dir(path))
+	if err != nil || len(entries) != 1 {
+		t.Errorf("in the directory: %v, %v", entries, err)
+	}
+}
