@@ -9,8 +9,8 @@ GOLANGCI = go run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
 
-build: ## build the agent for this machine: dist/kured-agent
-	CGO_ENABLED=0 go build $(GOFLAGS_BUILD) -o dist/kured-agent ./cmd/kured-agent
+build: ## build both commands for this machine into dist/bin/
+	CGO_ENABLED=0 go build $(GOFLAGS_BUILD) -o dist/bin/ ./cmd/...
 
 test: test-unit test-integration ## all tests that need no booted machine (needs Go and the Debian package dbus-daemon)
 

@@ -1,6 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# build.sh [ARCH [KIND]]: packages into dist/, for amd64 and arm64, as deb and rpm, unless told which. VERSION is needed.
+# build.sh [ARCH [KIND]]: packages into dist/, those of kubectl-kured into dist/kubectl-kured/, for amd64 and arm64, as deb and rpm, unless told which. VERSION is needed.
 # The same tree, VERSION and SOURCE_DATE_EPOCH give the same bytes.
 set -eu
 cd "$(dirname "$0")/.."
@@ -10,30 +10,44 @@ export SOURCE_DATE_EPOCH="${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/
 # Not a later release: those depend on modules that not every Go proxy serves.
 nfpm=github.com/goreleaser/nfpm/v2/cmd/nfpm@v2.45.2
 
-mkdir -p dist/man dist/completions
-for page in docs/man/*.[58]; do
+mkdir -p dist/man dist/completions dist/kubectl-kured
+for page in docs/man/*.[158]; do
     gzip -9nc "$page" >"dist/man/${page##*/}.gz"
 done
 
 compile() {
-    CGO_ENABLED=0 GOOS=linux GOARCH=$1 go build -trimpath -buildvcs=false -ldflags "-s -w -X main.version=$VERSION" \
-        -o "dist/$1/kured-agent" ./cmd/kured-agent
+    for program in kured-agent kubectl-kured; do
+        CGO_ENABLED=0 GOOS=linux GOARCH=$1 go build -trimpath -buildvcs=false \
+            -ldflags "-s -w -X main.version=$VERSION" -o "dist/$1/$program" "./cmd/$program"
+    done
 }
 host=$(go env GOHOSTARCH)
 compile "$host"
-for shell in bash fish zsh; do
-    "dist/$host/kured-agent" completion "$shell" >"dist/completions/kured-agent.$shell"
+for program in kured-agent kubectl-kured; do
+    for shell in bash fish zsh; do
+        "dist/$host/$program" completion "$shell" >"dist/completions/$program.$shell"
+    done
 done
+
+# package CONFIG KIND FOLDER
+package() { go run "$nfpm" package -f "$1" -p "$2" -t "$3"; }
+
+# What is installed, with which mode, changes only together with this list.
+same() {
+    if command -v dpkg-deb >/dev/null; then
+        dpkg-deb -c "$1" | awk '{print $1, $2, $6}' | diff -u "test/packaging/testdata/$2" - >&2
+    fi
+}
 
 for ARCH in ${1:-amd64 arm64}; do
     export ARCH
     [ "$ARCH" = "$host" ] || compile "$ARCH"
     for kind in ${2:-deb rpm}; do
-        go run "$nfpm" package -f nfpm.yaml -p "$kind" -t dist/
-        if [ "$kind" = deb ] && command -v dpkg-deb >/dev/null; then
-            # What is installed, with which mode, changes only together with this list.
-            dpkg-deb -c "dist/kured-agent_$VERSION-1_$ARCH.deb" | awk '{print $1, $2, $6}' |
-                diff -u test/packaging/testdata/deb.txt - >&2
+        package nfpm.yaml "$kind" dist/
+        package packaging/kubectl-kured/nfpm.yaml "$kind" dist/kubectl-kured/
+        if [ "$kind" = deb ]; then
+            same "dist/kured-agent_$VERSION-1_$ARCH.deb" deb.txt
+            same "dist/kubectl-kured/kubectl-kured_$VERSION-1_$ARCH.deb" kubectl-kured.txt
         fi
     done
 done

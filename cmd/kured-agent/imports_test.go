@@ -26,6 +26,8 @@ var mayImport = map[string][]string{
 	"kube": {"plan", "text", "files", "api"}, "node": {"plan", "text", "api"}, "slot": {"plan", "text", "api"},
 	"drain": {"plan", "text", "api"}, "gate": {"plan", "text", "files", "api"},
 
+	"fleet": {"text", "api"}, // of kubectl-kured
+
 	"bus": nil, "host": {"plan", "files"}, "signal": {"plan", "bus", "text", "files"},
 	"logind": {"plan", "bus", "text"}, "units": {"plan", "bus"}, "report": {"plan", "bus", "text", "files"},
 }

@@ -54,10 +54,13 @@ var (
 	services = []string{"systemd/kured-agent.service", "systemd/kured-agent-boot.service"}
 )
 
-// sources are the files that nfpm.yaml installs or runs.
+// packages are the descriptions of the packages, of the agent's and of the admin's.
+var packages = []string{"nfpm.yaml", "packaging/kubectl-kured/nfpm.yaml"}
+
+// sources are the files that the packages install or run.
 func sources(t *testing.T) []string {
 	var all []string
-	for _, m := range source.FindAllStringSubmatch(read(t, "nfpm.yaml"), -1) {
+	for _, m := range source.FindAllStringSubmatch(read(t, packages[0])+read(t, packages[1]), -1) {
 		pattern := m[1] + m[2]
 		if !strings.Contains(pattern, "*") {
 			all = append(all, pattern)
@@ -79,9 +82,11 @@ func TestPackagesHoldExactlyTheFilesOfSystemdAndPackaging(t *testing.T) {
 	var want []string
 	for _, dir := range []string{"systemd", "packaging"} {
 		err := filepath.WalkDir(filepath.Join(root, dir), func(path string, d fs.DirEntry, err error) error {
-			// Beside what is installed: build.sh, and what explains and tests the manifests.
-			if ext := filepath.Ext(path); err == nil && !d.IsDir() && ext != ".sh" && ext != ".md" && ext != ".go" {
-				want = append(want, strings.TrimPrefix(path, root+"/"))
+			path = strings.TrimPrefix(path, root+"/")
+			// Beside what is installed: build.sh, what explains and tests the manifests, and the packages' descriptions.
+			if ext := filepath.Ext(path); err == nil && !d.IsDir() && ext != ".sh" && ext != ".md" && ext != ".go" &&
+				!slices.Contains(packages, path) {
+				want = append(want, path)
 			}
 			return err
 		})
@@ -97,15 +102,17 @@ func TestPackagesHoldExactlyTheFilesOfSystemdAndPackaging(t *testing.T) {
 	}
 	slices.Sort(want)
 	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("in the tree (-) and in nfpm.yaml (+):\n%s", diff)
+		t.Errorf("in the tree (-) and in the packages (+):\n%s", diff)
 	}
 }
 
 func TestEveryInstalledFileHasItsModeSpelledOut(t *testing.T) {
-	_, contents, _ := strings.Cut(read(t, "nfpm.yaml"), "\ncontents:\n")
-	for _, entry := range strings.Split(comment.ReplaceAllString(contents, ""), "\n  - ")[1:] {
-		if !strings.Contains(entry, "file_info:") && !strings.HasPrefix(entry, "<<: *dir") {
-			t.Errorf("no mode, it would follow the umask of the builder:\n%s", entry)
+	for _, path := range packages {
+		_, contents, _ := strings.Cut(read(t, path), "\ncontents:")
+		for _, entry := range strings.Split(comment.ReplaceAllString(contents, ""), "\n  - ")[1:] {
+			if !strings.Contains(entry, "file_info:") && !strings.HasPrefix(entry, "<<: *dir") {
+				t.Errorf("%s: no mode, it would follow the umask of the builder:\n%s", path, entry)
+			}
 		}
 	}
 }
@@ -289,7 +296,7 @@ func TestInstallingEnablesNothingAndStartsNothing(t *testing.T) {
 
 func TestManPagesAreClean(t *testing.T) {
 	pages, err := filepath.Glob(root + "/docs/man/*.[0-9]")
-	if err != nil || len(pages) != 2 {
+	if err != nil || len(pages) != 3 {
 		t.Fatalf("found %v, %v", pages, err)
 	}
 	if present(t, "mandoc") {
