@@ -38,8 +38,8 @@ func (n need) Need() (plan.Level, []plan.Reason) {
 
 type slots struct{ *slot.Client }
 
-func (s slots) Acquire(ctx context.Context, pool, nodeUID, boot string) (agent.Claim, error) {
-	return claim(s.Client.Acquire(ctx, slot.Request{Pool: pool, NodeUID: nodeUID, Boot: boot}))
+func (s slots) Acquire(ctx context.Context, pool, nodeUID, boot string, look bool) (agent.Claim, error) {
+	return claim(s.Client.Acquire(ctx, slot.Request{Pool: pool, NodeUID: nodeUID, Boot: boot, Look: look}))
 }
 
 func (s slots) Find(ctx context.Context) (agent.Claim, error) {
@@ -47,7 +47,9 @@ func (s slots) Find(ctx context.Context) (agent.Claim, error) {
 }
 
 func claim(r slot.Result, err error) (agent.Claim, error) {
-	return agent.Claim{Taken: r.Taken, Name: r.Name, UID: r.UID, Boot: r.Boot, NodeUID: r.NodeUID, Why: r.Why}, err
+	return agent.Claim{
+		Taken: r.Taken, Name: r.Name, UID: r.UID, Boot: r.Boot, NodeUID: r.NodeUID, Free: r.Free, Why: r.Why,
+	}, err
 }
 
 // recorder keeps the record, and a broken one aside.

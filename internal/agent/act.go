@@ -81,7 +81,7 @@ func (a *Agent) act(ctx context.Context, o plan.Observed, step plan.Step) error 
 	case plan.Clean:
 		return a.clean(ctx, o)
 	case plan.RollBack:
-		return a.Node.RollBack(ctx)
+		return a.rollBack(ctx)
 	case plan.Release:
 		return a.release(ctx, o)
 	case plan.NoteFailure:
@@ -90,6 +90,8 @@ func (a *Agent) act(ctx context.Context, o plan.Observed, step plan.Step) error 
 		return a.settle(o)
 	case plan.Forget:
 		return a.forget(o)
+	case plan.Unask:
+		return a.Host.UpdateRecord(func(r *plan.Record) { r.Asked = nil })
 	case plan.None:
 	}
 	return fmt.Errorf("performing %q: no such action", step.Action)
@@ -125,13 +127,15 @@ func (a *Agent) taint(ctx context.Context, o plan.Observed) error {
 	if err := a.Node.Taint(ctx, plan.Summary(o.Reasons)); err != nil {
 		return err
 	}
-	// A moment for the other nodes of the same update to be tainted too, so that pods drained here avoid them.
-	a.waitTurn(firstTry+jitter(firstTry), "")
+	a.enqueue(ctx)
 	return nil
 }
 
 func (a *Agent) mark(r *plan.Record, o plan.Observed) {
-	r.Boot, r.NodeUID, r.Marked, r.Reasons, r.Taint = o.Boot, o.Node.UID, true, o.Reasons, a.TaintName
+	r.Boot, r.NodeUID, r.Marked, r.Reasons = o.Boot, o.Node.UID, true, o.Reasons
+	if !o.Node.Stray { // until that one is seen to be gone, only the record knows its name
+		r.Taint = a.TaintName
+	}
 }
 
 // waitTurn delays the next try to take a slot, and never shortens a delay.
@@ -142,10 +146,8 @@ func (a *Agent) waitTurn(d time.Duration, why string) {
 }
 
 const (
-	firstTry = 2 * time.Second
-	tryEvery = 5 * time.Second
-	// cancelPause follows a need that was taken back after the cordon: one that comes and goes must not drain the node
-	// again and again.
+	// cancelPause follows a cordon that was taken back, because the need went or something came in the way: what comes
+	// and goes must not drain the node again and again.
 	cancelPause = 5 * time.Minute
 )
 
@@ -155,14 +157,17 @@ func (a *Agent) acquire(ctx context.Context, o plan.Observed) error {
 			return err
 		}
 	}
+	if a.spread(ctx, a.pool(o.Node)) {
+		return nil
+	}
 	a.searched = false // until the answer is definite and written down, a slot may be ours
-	claim, err := a.Slots.Acquire(ctx, a.pool(o.Node), o.Node.UID, o.Boot)
+	claim, err := a.Slots.Acquire(ctx, a.pool(o.Node), o.Node.UID, o.Boot, a.yields())
 	if err != nil {
 		return err
 	}
 	if !claim.Taken {
 		a.searched = claim.Name == "" // one in our name that is not this boot's is to be found
-		a.turn = plan.Turn{Next: a.Uptime() + jitter(tryEvery), Why: claim.Why}
+		a.turn = a.nextTurn(ctx, a.pool(o.Node), claim)
 		return nil
 	}
 	return a.take(ctx, claim)
@@ -184,7 +189,7 @@ func (a *Agent) take(ctx context.Context, claim Claim) error {
 // pass runs one eviction pass and has the pods looked at again soon.
 func (a *Agent) pass(ctx context.Context, pass func(context.Context) error) error {
 	err := pass(ctx)
-	a.looks = 0
+	a.looks, a.foreseen = 0, 0
 	a.lookAt = a.Uptime() + lookPause(0)
 	a.pods.Next = a.lookAt
 	return err
@@ -211,6 +216,7 @@ func (a *Agent) reboot(ctx context.Context, o plan.Observed) error {
 		if err != nil { // the shutdown may have ended the bus, or us, before the answer
 			a.Logger.Info("logind's answer did not arrive or says that a shutdown is under way; waiting for it", "err", err)
 		}
+		a.asked = true
 		return nil
 	}
 	return a.noteFailure(o, fmt.Sprintf("logind refused the reboot: %v", err))
@@ -227,13 +233,25 @@ func (a *Agent) clean(ctx context.Context, o plan.Observed) error {
 	return nil
 }
 
+func (a *Agent) rollBack(ctx context.Context) error {
+	if err := a.Node.RollBack(ctx); err != nil {
+		return err
+	}
+	a.waitTurn(cancelPause, "an attempt was rolled back a moment ago")
+	return nil
+}
+
 func (a *Agent) release(ctx context.Context, o plan.Observed) error {
 	if err := a.Slots.Release(ctx, o.Slot.Name, o.Slot.UID); err != nil {
 		return err
 	}
 	a.lostSlot, a.searched = false, true
 	a.waitTurn(jitter(tryEvery), "this node has just given its slot back")
-	return a.Host.UpdateRecord(func(r *plan.Record) { r.Slot = nil })
+	return a.Host.UpdateRecord(func(r *plan.Record) {
+		if r.Slot != nil && r.Slot.UID == o.Slot.UID { // else the other process has taken another one meanwhile
+			r.Slot = nil
+		}
+	})
 }
 
 // failuresForget is the age at which earlier failures no longer lengthen the pause.

@@ -51,20 +51,26 @@ type Agent struct {
 	began    time.Duration // uptime at New
 
 	turn       plan.Turn
+	queue      queue
 	verifiedAt time.Duration // uptime of the newest answer that confirmed the slot
 	gates      []string
 	gatesAt    time.Duration // uptime of the newest look at the gates; zero: none yet
 	gatesSince time.Duration // uptime since which one has been closed
-	undone     bool          // while stopping: the API server has shown that nothing of ours is left
+	recheckAt  time.Duration // uptime of the next look for start-up taints; zero: none
+	rechecked  int
+	undone     bool // while stopping: the API server has shown that nothing of ours is left
 
 	fitSince time.Duration // uptime since which the boot has been healthy; zero: it is not
+	asked    bool          // this process asked logind for the reboot, and was not refused
 	lostSlot bool          // the newest verification said that the slot is not ours
 	searched bool          // a slot that the record does not know was looked for
 	heldBack bool          // by a mark on the Node
 
 	pods   plan.Pods
 	lookAt time.Duration // uptime from which the pods are listed again
-	looks  int           // listings since the last eviction pass
+	// foreseen is the uptime until which a look at the pods of before the cordon serves the first eviction pass.
+	foreseen time.Duration
+	looks    int // listings since the last eviction pass
 
 	reads stall // of the API server
 	acts  stall // of actions
@@ -72,7 +78,12 @@ type Agent struct {
 }
 
 // New makes an agent that has not looked yet.
-func New(o Options) *Agent { return &Agent{Options: o, began: o.Uptime()} }
+func New(o Options) *Agent {
+	a := &Agent{Options: o, began: o.Uptime()}
+	a.queue.crowd = true
+	a.scheduleRecheck()
+	return a
+}
 
 // Run works until ctx ends. What the end means for the Node is Leave's business.
 func (a *Agent) Run(ctx context.Context) {
@@ -261,6 +272,9 @@ func (a *Agent) pause(o plan.Observed, step plan.Step) time.Duration {
 		at(o.Uptime + jitter(poll))
 	}
 	at(a.stalled(o.Uptime).until)
+	if step.Phase == plan.Idle {
+		at(a.recheckAt)
+	}
 	if step.Phase == plan.Draining {
 		at(a.lookAt)
 	}

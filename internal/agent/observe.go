@@ -33,9 +33,10 @@ func (a *Agent) observe(ctx context.Context) plan.Observed {
 	defer cancel()
 	o := plan.Observed{
 		Now: a.Now(), Uptime: a.Uptime(), Boot: a.Boot,
-		Turn: a.turn, Stopping: a.stopping,
+		Turn: a.turn, Stopping: a.stopping, AskedHere: a.asked,
 	}
 	o.Window = a.Window(o.Now)
+	a.queue.crowd = a.queue.crowd || !o.Window.Open
 	o.Need, o.Reasons = a.Sources.Need()
 	var err error
 	if o.Record, err = a.Host.ReadRecord(); err != nil {
@@ -131,7 +132,28 @@ func (a *Agent) needsAPI(o plan.Observed) bool {
 		return false
 	}
 	return active(o) || a.Identity.Fingerprint() != o.Record.Proof ||
-		a.Policy.StartupTaints && o.Record.Startup != o.Boot
+		a.Policy.StartupTaints && (o.Record.Startup != o.Boot || a.recheckDue(o))
+}
+
+// Somebody may put a start-up taint on late, or again: autoscalers synced theirs back for years
+// (kubernetes-sigs/karpenter#1772). So an idle agent that has some to remove looks again, soon at first.
+var rechecks = []time.Duration{10 * time.Second, time.Minute, 5 * time.Minute}
+
+const recheckEvery = 30 * time.Minute
+
+func (a *Agent) recheckDue(o plan.Observed) bool { return a.recheckAt > 0 && o.Uptime >= a.recheckAt }
+
+// scheduleRecheck plans the next look, if start-up taints are to be removed at all.
+func (a *Agent) scheduleRecheck() {
+	if !a.Policy.StartupTaints {
+		return
+	}
+	pause := jitter(recheckEvery)
+	if a.rechecked < len(rechecks) {
+		pause = rechecks[a.rechecked]
+	}
+	a.rechecked++
+	a.recheckAt = a.Uptime() + pause
 }
 
 func (a *Agent) observeCluster(ctx context.Context, o *plan.Observed) {
@@ -161,6 +183,9 @@ func (a *Agent) readCluster(ctx context.Context, o *plan.Observed) error {
 	if o.Node, err = a.Node.Read(ctx, a.maxAge(*o)); err != nil {
 		return err
 	}
+	if a.recheckDue(*o) {
+		a.scheduleRecheck()
+	}
 	a.heldBack = o.Node.Hold != "" || o.Node.Leaving != ""
 	if err := a.readSlot(ctx, o, first); err != nil {
 		return err
@@ -168,7 +193,7 @@ func (a *Agent) readCluster(ctx context.Context, o *plan.Observed) error {
 	if err := a.notice(o, first, fingerprint); err != nil {
 		return err
 	}
-	if returning(*o) {
+	if plan.IsReturning(*o) {
 		return a.readHealth(ctx, o)
 	}
 	a.fitSince = 0
@@ -181,7 +206,8 @@ func (a *Agent) readCluster(ctx context.Context, o *plan.Observed) error {
 func (a *Agent) notice(o *plan.Observed, first bool, fingerprint string) error {
 	found := !o.Record.Marked && (o.Node.Tainted || o.Node.Marker != "" || o.Record.Slot != nil)
 	altered := o.Need == plan.Required && o.Record.Marked && !fromOtherBoot(*o) && !sameReasons(o.Reasons, o.Record.Reasons)
-	if !first && !found && !altered {
+	renamed := o.Node.Tainted && !o.Node.Stray && o.Record.Taint != a.TaintName
+	if !first && !found && !altered && !renamed {
 		return nil
 	}
 	if found {
@@ -189,9 +215,16 @@ func (a *Agent) notice(o *plan.Observed, first bool, fingerprint string) error {
 		if o.Node.Marker != "" {
 			o.Record.Boot = o.Node.Marker
 		}
+		if fromOtherBoot(*o) && (o.Node.Marker != "" || o.Record.Slot != nil) {
+			// Most likely that reboot was ours. A state directory that is lost in every boot must not void the loop guard.
+			o.Record.Asked = &plan.Asked{Reasons: o.Reasons}
+		}
 	}
 	if altered {
 		o.Record.Reasons = o.Reasons
+	}
+	if renamed {
+		o.Record.Taint = a.TaintName
 	}
 	o.Record.Proof = fingerprint
 	known := o.Record
@@ -199,9 +232,13 @@ func (a *Agent) notice(o *plan.Observed, first bool, fingerprint string) error {
 		r.Proof = known.Proof
 		if found {
 			r.Marked, r.NodeUID, r.Boot, r.Slot = true, known.NodeUID, known.Boot, known.Slot
+			r.Asked = known.Asked
 		}
 		if altered {
 			r.Reasons = known.Reasons
+		}
+		if renamed {
+			r.Taint = known.Taint
 		}
 	})
 }
@@ -220,7 +257,7 @@ func sameReasons(a, b []plan.Reason) bool {
 
 func (a *Agent) maxAge(o plan.Observed) time.Duration {
 	switch {
-	case a.stopping:
+	case a.stopping, a.recheckDue(o):
 		return 0
 	case fromOtherBoot(o) && a.fitSince == 0:
 		return bootAge
@@ -230,10 +267,6 @@ func (a *Agent) maxAge(o plan.Observed) time.Duration {
 		return heldAge
 	}
 	return nodeAge
-}
-
-func returning(o plan.Observed) bool {
-	return fromOtherBoot(o) || o.Node.Startup || o.Node.Marker != "" && o.Node.Marker != o.Boot
 }
 
 // verifyEvery is the pace of verifications while a slot is only held: a human who frees it is obeyed then.
@@ -353,20 +386,35 @@ func unfit(n plan.Node, boot string) string {
 // readPods lists the pods while the slot is ours and the node is cordoned, not more often than the drain gets on. A list
 // that fails says nothing about the rest of the cluster: the bounds of the drain and of the slot go on running.
 func (a *Agent) readPods(ctx context.Context, o *plan.Observed) {
-	if !a.Drain || o.Slot.State != plan.SlotOurs || !o.Node.Unschedulable || o.Need != plan.Required || a.stopping {
-		a.pods, a.lookAt, a.looks = plan.Pods{}, 0, 0
+	if o.Pods.Known = !a.Drain; o.Pods.Known {
 		return
 	}
-	if o.Uptime >= a.lookAt {
+	if o.Slot.State != plan.SlotOurs || !o.Node.Unschedulable || o.Need != plan.Required || a.stopping {
+		if o.Uptime >= a.foreseen {
+			a.pods, a.lookAt, a.looks = plan.Pods{}, 0, 0
+		}
+		return
+	}
+	if o.Uptime >= a.lookAt && o.Uptime >= a.foreseen || a.pods.Left == 0 && a.looks == 0 {
 		pods, err := a.Drainer.Look(ctx)
 		if err != nil {
 			pods = plan.Pods{Left: max(a.pods.Left, 1), Why: err.Error(), Next: o.Uptime + lookPause(10)}
 		}
 		a.pods = pods
 		a.lookAt = o.Uptime + lookPause(a.looks)
+		if pods.Left == 0 {
+			a.lookAt = o.Uptime + lookPause(1) // what is gone is not believed for long
+		}
 		a.looks++
 	}
 	o.Pods = a.pods
+	o.Pods.Known = true
+}
+
+// foresee keeps a look at the pods of before the cordon for the first eviction pass, for a moment. What it found gone
+// does not count: pods may have come since.
+func (a *Agent) foresee(pods plan.Pods) {
+	a.pods, a.foreseen = pods, a.Uptime()+freshAge
 }
 
 // lookPause grows from half a second to five: most pods end at once, the others take their grace period.

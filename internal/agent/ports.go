@@ -37,12 +37,16 @@ type Claim struct {
 	UID     string
 	Boot    string // the boot in which it was taken
 	NodeUID string // the Node object that owns it
+	Free    bool   // only looked at
 	Why     string // why not
 }
 
 // Slots is the cluster-wide lock.
 type Slots interface {
-	Acquire(ctx context.Context, pool, nodeUID, boot string) (Claim, error)
+	// Acquire takes a free slot. With look it takes none, and only says whether one is free.
+	Acquire(ctx context.Context, pool, nodeUID, boot string, look bool) (Claim, error)
+	// Nodes is about how many nodes may wait for the pool.
+	Nodes(ctx context.Context, pool string) (int, error)
 	// Find looks for a slot in our name, in every pool and of every boot.
 	Find(ctx context.Context) (Claim, error)
 	Verify(ctx context.Context, name, uid string) (ours bool, why string, err error)

@@ -17,12 +17,14 @@ import (
 // sim is one machine and its cluster, small enough to be right. Every call of a port passes through op, where a fault
 // may be injected: the call fails before or after its effect, the process dies, or the power goes.
 type sim struct {
-	t  *testing.T
-	mu sync.Mutex
+	t    *testing.T
+	mu   *sync.Mutex // of the whole pool
+	pool *pool
 
 	// the cluster
 	node  plan.Node
 	lease string // uid of our slot; empty: free
+	owner string // uid of the Node object that owns it
 	taken int    // slots taken so far
 	pods  int
 
@@ -42,6 +44,26 @@ type sim struct {
 	fault map[int]fault
 	away  func(time.Duration) bool // the API server does not answer at this age of the world; may be nil
 	deaf  int                      // this many accepted reboots are never carried out
+
+	// what else a test may turn
+	tweak      func(a *Agent, bootUnit bool)   // of every process before it starts; may be nil
+	window     func(now time.Time) plan.Window // nil: always open
+	latency    time.Duration                   // of every call
+	proof      string                          // fingerprint of the credential
+	persist    bool                            // the need outlives a boot
+	stuck      bool                            // the pods do not go
+	gates      []string                        // closed ones
+	incomplete string                          // what keeps boot-complete.target from being reached
+	unreadable error                           // what comes of reading the record
+	diskFull   bool
+	noLogind   bool
+	forGood    bool          // a stop is not a restart
+	robbed     bool          // somebody took the slot away
+	forgetful  bool          // the state directory does not outlive a boot
+	passDue    time.Duration // uptime
+	listings   int           // of pods
+	cordons    int
+	patches    int // of the Node
 
 	began   time.Time
 	changed chan struct{}
@@ -64,13 +86,121 @@ var faultNames = [...]string{"fails before", "fails after", "crashes before", "c
 
 var errInjected = errors.New("injected")
 
+// pool is what machines share: n slots.
+type pool struct {
+	n        int
+	machines []*sim
+}
+
+func (p *pool) held() (n int) {
+	for _, s := range p.machines {
+		if s.lease != "" {
+			n++
+		}
+	}
+	return n
+}
+
+func (p *pool) cordoned() (n int) {
+	for _, s := range p.machines {
+		if s.node.Marker != "" && s.node.Unschedulable {
+			n++
+		}
+	}
+	return n
+}
+
 // crash is the panic that ends a process without a word.
 type crash struct{}
 
 func newSim(t *testing.T) *sim {
-	return &sim{
-		t: t, pods: 3, need: true, began: time.Now(), changed: make(chan struct{}, 1), fault: map[int]fault{},
+	s := &sim{
+		t: t, mu: new(sync.Mutex), pods: 3, need: true, began: time.Now(), changed: make(chan struct{}, 1), fault: map[int]fault{},
 		node: plan.Node{UID: "uid-1"},
+	}
+	s.pool = &pool{n: 1, machines: []*sim{s}}
+	return s
+}
+
+// booted has the machine be up in its n-th boot, the kubelet included, without anything of ours running.
+func (s *sim) booted(n int) *sim {
+	s.bootNo, s.bootedAt = n, time.Now()
+	s.node.BootID, s.node.Ready = s.boot(), true
+	return s
+}
+
+// returned has the machine be back from a reboot that we asked for, with everything still on the Node.
+func (s *sim) returned() *sim {
+	s.booted(2)
+	s.need = false
+	s.node.Unschedulable, s.node.Marker, s.node.Tainted = true, "boot-1", true
+	s.lease, s.owner = "lease-1@boot-1", s.node.UID
+	s.record = plan.Record{
+		Boot: "boot-1", NodeUID: s.node.UID, Marked: true, Proof: s.proof,
+		Slot: &plan.SlotRef{Name: "slot-default-0", UID: s.lease}, Asked: &plan.Asked{At: time.Minute},
+	}
+	return s
+}
+
+// lostRecord is returned with an empty state directory.
+func (s *sim) lostRecord() *sim {
+	s.proof = "credential"
+	s.returned().record = plan.Record{}
+	return s
+}
+
+// runFor runs the agent of a machine that is up, and returns it for a last look.
+func (s *sim) runFor(d time.Duration) *Agent {
+	ctx, cancel := context.WithTimeout(s.t.Context(), d)
+	defer cancel()
+	s.kill = cancel
+	a := s.agent(false)
+	a.Run(ctx)
+	return a
+}
+
+// stopAfter runs the agent and has it leave.
+func (s *sim) stopAfter(d time.Duration) {
+	ctx, cancel := context.WithTimeout(s.t.Context(), d)
+	defer cancel()
+	s.kill = cancel
+	s.run(ctx)
+}
+
+// after changes the world at that time from now, and tells the agent.
+func (s *sim) after(d time.Duration, change func()) {
+	time.AfterFunc(d, func() {
+		s.mu.Lock()
+		change()
+		s.mu.Unlock()
+		s.hint()
+	})
+}
+
+func (s *sim) hint() {
+	select {
+	case s.changed <- struct{}{}:
+	default:
+	}
+}
+
+// nothingLeft says that nothing of ours is on the Node, in the lock or in the record.
+func (s *sim) nothingLeft(what string) {
+	s.t.Helper()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.node.Tainted || s.node.Marker != "" || s.node.Unschedulable != s.human || s.lease != "" || s.record.Marked {
+		s.t.Errorf("%s: node %+v, slot %q, record %+v", what, s.node, s.lease, s.record)
+	}
+}
+
+// notHeld says that neither cordon nor slot is ours.
+func (s *sim) notHeld(what string) {
+	s.t.Helper()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.node.Marker != "" || s.node.Unschedulable != s.human || s.lease != "" {
+		s.t.Errorf("%s: node %+v, slot %q, record %+v", what, s.node, s.lease, s.record)
 	}
 }
 
@@ -80,6 +210,9 @@ func (s *sim) uptime() time.Duration { return time.Since(s.bootedAt) + time.Seco
 
 // op runs effect, unless a fault says otherwise. remote calls fail while the API server is away.
 func (s *sim) op(remote bool, effect func() error) error {
+	if s.latency > 0 {
+		time.Sleep(s.latency)
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if remote && s.away != nil && s.away(time.Since(s.began)) {
@@ -123,8 +256,11 @@ func (s *sim) powerCut() {
 
 // check is what must never be seen, at any moment.
 func (s *sim) check() {
-	if s.node.Marker != "" && s.node.Unschedulable && s.lease == "" {
+	if s.node.Marker != "" && s.node.Unschedulable && s.lease == "" && !s.robbed {
 		s.t.Errorf("cordoned by us without a slot")
+	}
+	if n := s.pool.cordoned(); n > s.pool.n {
+		s.t.Errorf("%d nodes are cordoned by us, of %d", n, s.pool.n)
 	}
 	if s.human && !s.node.Unschedulable {
 		s.t.Errorf("the cordon of a human was taken off")
@@ -146,8 +282,11 @@ func (s *sim) oneBoot(ctx context.Context) {
 	s.mu.Lock()
 	s.bootNo++
 	s.bootedAt, s.shutdown, s.kill = time.Now(), false, cancel
-	s.bootUnit = s.bootNo > 1
-	if s.bootNo > 1 {
+	if s.forgetful {
+		s.record = plan.Record{}
+	}
+	s.bootUnit = s.bootNo > 1 && s.record.Marked // it looks at the record before all else
+	if s.bootNo > 1 && !s.persist {
 		s.need = false
 	}
 	s.mu.Unlock()
@@ -199,7 +338,7 @@ func (s *sim) run(ctx context.Context) {
 }
 
 func (s *sim) agent(bootUnit bool) *Agent {
-	return New(Options{
+	a := New(Options{
 		Policy: plan.Policy{
 			MinInterval: time.Hour, LoopGuard: 24 * time.Hour, MaxHold: 30 * time.Minute, DrainTimeout: 20 * time.Minute,
 			RebootDeadline: 2 * time.Minute, Settle: 10 * time.Second, BootDeadline: 15 * time.Minute,
@@ -207,9 +346,16 @@ func (s *sim) agent(bootUnit bool) *Agent {
 		Drain: true, Sources: simSources{s, bootUnit}, Node: simNode{s}, Slots: simSlots{s}, Drainer: simDrain{s},
 		Gates: simHost{s}, Ready: simHost{s}, Logind: simLogind{s}, Units: simUnits{s, bootUnit}, Host: simHost{s},
 		Identity: simHost{s}, Boot: s.boot(), Now: time.Now, Uptime: s.uptime, Changed: s.changed,
-		Window: func(time.Time) plan.Window { return plan.Window{Open: true} },
+		Window: s.window, TaintName: "kured-agent/reboot-required:PreferNoSchedule",
 		Logger: slog.New(slog.DiscardHandler),
 	})
+	if a.Window == nil {
+		a.Window = func(time.Time) plan.Window { return plan.Window{Open: true} }
+	}
+	if s.tweak != nil {
+		s.tweak(a, bootUnit)
+	}
+	return a
 }
 
 type simSources struct {
@@ -234,7 +380,7 @@ func (s simNode) Read(context.Context, time.Duration) (n plan.Node, err error) {
 }
 
 func (s simNode) Taint(context.Context, string) error {
-	return s.op(true, func() error { s.node.Tainted = true; return nil })
+	return s.op(true, func() error { s.node.Tainted = true; s.patches++; return nil })
 }
 
 func (s simNode) Cordon(_ context.Context, boot string) error {
@@ -245,6 +391,8 @@ func (s simNode) Cordon(_ context.Context, boot string) error {
 		if !s.node.Unschedulable {
 			s.node.Unschedulable, s.node.Marker = true, boot
 		}
+		s.cordons++
+		s.patches++
 		return nil
 	})
 }
@@ -263,26 +411,41 @@ func (s simNode) Clean(context.Context) error {
 	return s.op(true, func() error { s.uncordon(); s.node.Tainted = false; return nil })
 }
 
-func (s simNode) Return(context.Context, func(plan.Node) bool) error {
+func (s simNode) Return(_ context.Context, fit func(plan.Node) bool) error {
 	return s.op(true, func() error {
+		if !fit(s.node) {
+			return errors.New("it is no longer fit to take pods")
+		}
 		if s.node.BootID != s.boot() || !s.node.Ready {
 			s.t.Error("giving back a node whose kubelet has not reported this boot")
 		}
 		s.uncordon()
-		s.node.Tainted = false
+		s.node.Tainted, s.node.Startup = false, false
 		return nil
 	})
 }
 
 type simSlots struct{ *sim }
 
-func (s simSlots) Acquire(_ context.Context, _, _, boot string) (c Claim, err error) {
+func (s simSlots) Nodes(context.Context, string) (int, error) { return 3, nil }
+
+func (s simSlots) Acquire(_ context.Context, _, node, boot string, look bool) (c Claim, err error) {
 	err = s.op(true, func() error {
-		if s.lease == "" {
+		switch _, of, _ := cut(s.lease); {
+		case s.lease == "" && s.pool.held() >= s.pool.n:
+			c = Claim{Why: "the slot is taken"}
+			return nil
+		case s.lease == "" && look:
+			c = Claim{Free: true}
+			return nil
+		case s.lease == "":
 			s.taken++
-			s.lease = fmt.Sprintf("lease-%d@%s", s.taken, boot)
+			s.lease, s.owner = fmt.Sprintf("lease-%d@%s", s.taken, boot), node
+		case of != boot || s.owner != node:
+			c = Claim{Name: "slot-default-0", Why: "this node still holds it from an earlier boot or Node object"}
+			return nil
 		}
-		c = Claim{Taken: true, Name: "slot-default-0", UID: s.lease, Boot: boot, NodeUID: s.node.UID}
+		c = Claim{Taken: true, Name: "slot-default-0", UID: s.lease, Boot: boot, NodeUID: node}
 		return nil
 	})
 	return c, err
@@ -292,7 +455,7 @@ func (s simSlots) Find(context.Context) (c Claim, err error) {
 	err = s.op(true, func() error {
 		if s.lease != "" {
 			_, boot, _ := cut(s.lease)
-			c = Claim{Taken: true, Name: "slot-default-0", UID: s.lease, Boot: boot, NodeUID: s.node.UID}
+			c = Claim{Taken: true, Name: "slot-default-0", UID: s.lease, Boot: boot, NodeUID: s.owner}
 		}
 		return nil
 	})
@@ -328,7 +491,7 @@ func (s simSlots) Release(_ context.Context, _, uid string) error {
 type simDrain struct{ *sim }
 
 func (s simDrain) Look(context.Context) (p plan.Pods, err error) {
-	err = s.op(true, func() error { p = plan.Pods{Left: s.pods}; return nil })
+	err = s.op(true, func() error { s.listings++; p = plan.Pods{Left: s.pods, Next: s.passDue}; return nil })
 	return p, err
 }
 
@@ -337,7 +500,10 @@ func (s simDrain) Pass(context.Context) error {
 		if s.lease == "" || !s.node.Unschedulable {
 			s.t.Error("evicting without slot or cordon")
 		}
-		s.pods = 0
+		s.passDue = s.uptime() + 5*time.Second
+		if !s.stuck {
+			s.pods = 0
+		}
 		return nil
 	})
 }
@@ -358,6 +524,9 @@ func (s simLogind) Reboot(context.Context) error {
 		case len(s.inhibit) > 0:
 			s.t.Error("asking for a reboot that is inhibited")
 		}
+		if s.window != nil && !s.window(time.Now()).Open {
+			s.t.Error("asking for a reboot outside the window")
+		}
 		if s.deaf > 0 {
 			s.deaf--
 			return nil
@@ -373,12 +542,18 @@ func (s simLogind) Reboot(context.Context) error {
 func (s simLogind) PreparingForShutdown(context.Context) (bool, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.noLogind {
+		return false, errors.New("no such service")
+	}
 	return s.shutdown, nil
 }
 
 func (s simLogind) Inhibitors(context.Context) ([]string, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.noLogind {
+		return nil, errors.New("no such service")
+	}
 	return s.inhibit, nil
 }
 
@@ -391,8 +566,12 @@ func (s simUnits) PreReboot(context.Context, string) (plan.Target, string, error
 	return plan.TargetReached, "", nil
 }
 func (s simUnits) StartPreReboot(context.Context, string) error { return nil }
-func (s simUnits) BootComplete(context.Context) (string, error) { return "", nil }
-func (s simUnits) Restarting(context.Context) (bool, error)     { return true, nil }
+func (s simUnits) Restarting(context.Context) (bool, error)     { return !s.forGood, nil }
+func (s simUnits) BootComplete(context.Context) (string, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.incomplete, nil
+}
 func (s simUnits) BootUnitWorks(context.Context) (bool, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -404,14 +583,30 @@ type simHost struct{ *sim }
 func (s simHost) ReadRecord() (plan.Record, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.unreadable != nil {
+		return plan.Record{}, s.unreadable
+	}
 	return s.record, nil
 }
 
 func (s simHost) UpdateRecord(change func(*plan.Record)) error {
-	return s.op(false, func() error { change(&s.record); return nil })
+	return s.op(false, func() error {
+		switch {
+		case s.unreadable != nil:
+			return s.unreadable
+		case s.diskFull:
+			return errors.New("no space left on device")
+		}
+		change(&s.record)
+		return nil
+	})
 }
-func (s simHost) Fingerprint() string                     { return "" }
-func (s simHost) Prove(context.Context) error             { return nil }
-func (s simHost) Rest()                                   {}
-func (s simHost) Check(context.Context) []string          { return nil }
+func (s simHost) Fingerprint() string         { return s.proof }
+func (s simHost) Prove(context.Context) error { return nil }
+func (s simHost) Rest()                       {}
+func (s simHost) Check(context.Context) []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.gates
+}
 func (s simHost) Missing(context.Context) (string, error) { return "", nil }

@@ -12,7 +12,14 @@ func becauseGoingDown(p Policy, o Observed) (string, time.Duration) {
 	if o.Shutdown {
 		return "the machine is shutting down", 0
 	}
+	if !o.AskedHere {
+		return "an earlier process asked logind for the reboot; waiting for the shutdown", o.Record.Asked.At + doubtAfter
+	}
 	return "logind accepted the reboot; waiting for the shutdown", o.Record.Asked.At + p.RebootDeadline
+}
+
+func becauseNotAsked(Policy, Observed) (string, time.Duration) {
+	return "an earlier process ended while it asked logind for the reboot, and logind knows nothing of it: asking again", 0
 }
 
 func becauseAway(_ Policy, o Observed) (string, time.Duration) {
@@ -120,7 +127,10 @@ func becauseSlot(_ Policy, o Observed) (string, time.Duration) {
 
 func becausePods(_ Policy, o Observed) (string, time.Duration) {
 	why := fmt.Sprintf("%d pods left", o.Pods.Left)
-	if o.Pods.Left == 1 {
+	switch {
+	case !o.Pods.Known:
+		why = "the pods are not known yet"
+	case o.Pods.Left == 1:
 		why = "1 pod left"
 	}
 	if o.Pods.Why != "" {

@@ -8,7 +8,7 @@ import "testing"
 // here, each time with the reason.
 func each(visit func(facts)) {
 	for _, api := range []API{APIUnneeded, APIAway, APIRead} {
-		for _, asked := range []askedState{askedNot, askedPending, askedOverdue} {
+		for _, asked := range []askedState{askedNot, askedPending, askedOverdue, askedDoubt} {
 			bools(10, func(b []bool) {
 				f := facts{
 					api: api, asked: asked, shutdown: b[0], unsettled: b[1], returning: b[2], bootUnit: b[3],
@@ -113,13 +113,13 @@ var invariants = []struct {
 		if f.need != Unknown || f.returning {
 			return true
 		}
-		return a == None || a == Forget || (f.trouble || f.barred) && (a == NoteFailure || a == RollBack || a == Release)
+		return a == None || a == Forget || a == Unask || (f.trouble || f.barred) && (a == NoteFailure || a == RollBack || a == Release)
 	}},
 	{"without an answer of the API server nothing is done", func(f facts, _ Phase, a Action) bool {
-		return f.api == APIRead || a == None
+		return f.api == APIRead || a == None || a == Unask
 	}},
 	{"a boot that is not healthy keeps everything", func(f facts, _ Phase, a Action) bool {
-		return !f.returning || f.health == fit || a == None || a == Forget
+		return !f.returning || f.health == fit || a == None || a == Forget || a == Unask
 	}},
 	{"an action changes what it looks at", func(f facts, _ Phase, a Action) bool {
 		switch a {
@@ -143,6 +143,8 @@ var invariants = []struct {
 			return f.unsettled || f.returning
 		case Forget:
 			return f.forgotten
+		case Unask:
+			return f.asked == askedDoubt
 		case None, Evict, DeletePods, StartTarget, Reboot: // nothing, or what the next observation shows
 		}
 		return true

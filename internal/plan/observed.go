@@ -105,9 +105,10 @@ type Turn struct {
 
 // Pods is what the drain still has to do.
 type Pods struct {
-	Left int           // pods that must go before the reboot
-	Next time.Duration // uptime from which another eviction pass is due; zero: now
-	Why  string        // what is waited for, e.g. "PodDisruptionBudget default/web allows no disruption"
+	Known bool          // the pods were looked at, or need not be; the zero value drains nothing and reboots nothing
+	Left  int           // pods that must go before the reboot
+	Next  time.Duration // uptime from which another eviction pass is due; zero: now
+	Why   string        // what is waited for, e.g. "PodDisruptionBudget default/web allows no disruption"
 	// Fatal is set when no further pass can help: an unmanaged pod under unmanaged_pods = "block", a refused right.
 	Fatal bool
 }
@@ -198,6 +199,7 @@ type Observed struct {
 
 	Shutdown        bool          // logind is shutting the machine down
 	ShutdownUnknown bool          // logind can't be asked
+	AskedHere       bool          // this very process asked logind, and was not refused
 	Inhibitors      []string      // who blocks a shutdown, ready to print
 	Gates           []string      // blockers that stand in the way, ready to print
 	GatesSince      time.Duration // uptime since which there has been one

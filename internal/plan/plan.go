@@ -80,13 +80,14 @@ const (
 	NoteFailure        // record that this attempt failed, which starts the back-off
 	Settle             // record that nothing of ours is outstanding any more
 	Forget             // record that the Node object is another one now
+	Unask              // record that logind was not asked after all
 )
 
 var actionNames = [...]string{
 	"none", "taint", "acquire a slot", "cordon", "evict pods", "delete pods", "start the pre-reboot target", "reboot",
 	"return the node", "clean the node", "roll back the cordon", "release the slot", "note the failure",
 	"close the record",
-	"forget the old node",
+	"forget the old node", "take back that logind was asked",
 }
 
 func (a Action) String() string { return name(actionNames[:], int(a)) }
@@ -167,6 +168,10 @@ func decide(f facts) (Phase, Action, because) {
 	// A reboot is under way: nothing is undone any more, whoever asked for it.
 	case f.shutdown || f.asked == askedPending:
 		return Rebooting, None, becauseGoingDown
+
+	// The agent ended in the moment in which it asked logind, and no shutdown is under way: it was not asked.
+	case f.asked == askedDoubt:
+		return Waiting, Unask, becauseNotAsked
 
 	// The API server does not answer: keep everything as it is and try again.
 	case f.api == APIAway || f.unasked():
@@ -353,7 +358,12 @@ const (
 	askedNot askedState = iota
 	askedPending
 	askedOverdue
+	askedDoubt // by an earlier process, and logind knows nothing of it
 )
+
+// doubtAfter is when a reboot that an earlier process asked for counts as not asked, if logind shows no shutdown. logind
+// shows an accepted one before it answers.
+const doubtAfter = 10 * time.Second
 
 type health int
 
@@ -393,17 +403,12 @@ func look(p Policy, o Observed) facts {
 	if o.API == APIRead {
 		f.missing = o.Node.UID == ""
 		f.forgotten = o.Record.Marked && (f.missing || o.Record.NodeUID != "" && o.Record.NodeUID != o.Node.UID)
-		// A start-up taint that appears in our own attempt waits for its end.
-		f.startup = o.Node.Startup && !o.Stopping && o.Node.Marker != o.Boot &&
-			(o.Slot.State == SlotNone || o.Slot.Boot != o.Boot)
+		f.startup = startup(o)
 		f.tainted, f.stray = o.Node.Tainted, o.Node.Stray
 		f.marker = o.Node.Marker != ""
 		f.cordoned = o.Node.Unschedulable
 	}
-	f.returning = !o.Stopping && (f.startup ||
-		o.Record.Marked && o.Record.Boot != o.Boot ||
-		f.marker && o.Node.Marker != o.Boot ||
-		o.Slot.State == SlotOurs && o.Slot.Boot != o.Boot)
+	f.returning = IsReturning(o)
 	f.pods, f.podsDue = drained(p, o)
 	f.trouble = trouble(p, o) != ""
 	f.backingOff = backoffLeft(o) > 0
@@ -412,12 +417,28 @@ func look(p Policy, o Observed) facts {
 	return f
 }
 
+// IsReturning says that something of another boot is to be undone, or a start-up taint is to be removed.
+func IsReturning(o Observed) bool {
+	return !o.Stopping && (startup(o) ||
+		o.Record.Marked && o.Record.Boot != o.Boot ||
+		o.Node.Marker != "" && o.Node.Marker != o.Boot ||
+		o.Slot.State == SlotOurs && o.Slot.Boot != o.Boot)
+}
+
+// startup says that a start-up taint is to be removed. One that appears in our own attempt waits for its end.
+func startup(o Observed) bool {
+	return o.Node.Startup && !o.Stopping && o.Node.Marker != o.Boot &&
+		(o.Slot.State == SlotNone || o.Slot.Boot != o.Boot)
+}
+
 func asked(p Policy, o Observed) askedState {
 	switch {
 	case o.Record.Asked == nil || o.Record.Boot != o.Boot:
 		return askedNot
 	case o.Stopping && !o.Shutdown && !o.ShutdownUnknown:
 		return askedOverdue // logind shows an accepted reboot at once: this one does not come, and we will not be there
+	case !o.AskedHere && !o.Shutdown && !o.ShutdownUnknown && o.Uptime-o.Record.Asked.At >= doubtAfter:
+		return askedDoubt
 	case o.Uptime-o.Record.Asked.At < p.RebootDeadline:
 		return askedPending
 	}
@@ -435,9 +456,9 @@ func fitness(p Policy, o Observed) health {
 }
 
 func drained(p Policy, o Observed) (podsState, bool) {
-	due := o.Uptime >= o.Pods.Next
+	due := o.Pods.Known && o.Uptime >= o.Pods.Next
 	switch {
-	case o.Pods.Left == 0:
+	case o.Pods.Known && o.Pods.Left == 0:
 		return podsGone, due
 	case o.Uptime-o.Slot.Taken >= p.DrainTimeout:
 		return podsStuck, due

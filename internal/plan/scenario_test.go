@@ -84,7 +84,7 @@ func newWorld() *world {
 		o: Observed{
 			Now: time.Date(2026, 11, 30, 12, 0, 0, 0, time.UTC), Uptime: time.Hour, Boot: "boot-1",
 			Window: Window{Open: true}, Node: Node{UID: "uid-1", BootID: "boot-1", Ready: true},
-			Health: Health{OK: true, Since: time.Minute},
+			Health: Health{OK: true, Since: time.Minute}, Pods: Pods{Known: true},
 		},
 	}
 }
@@ -112,7 +112,7 @@ func (w *world) run(word, value string) error {
 	case "reboot":
 		o.Boot, o.Uptime = value, 30*time.Second
 		o.Shutdown, o.Health, o.Pods, o.Turn = false,
-			Health{Why: "the kubelet has not reported this boot yet"}, Pods{}, Turn{}
+			Health{Why: "the kubelet has not reported this boot yet"}, Pods{Known: true}, Turn{}
 		o.PreReboot = TargetInactive
 	case "healthy":
 		o.Health = Health{OK: on, Since: o.Uptime}
@@ -138,6 +138,8 @@ func (w *world) run(word, value string) error {
 	case "after-timeout":
 		w.p.AfterTimeout = map[string]AfterTimeout{"roll-back": TimeoutRollsBack, "reboot": TimeoutReboots,
 			"delete": TimeoutDeletes}[value]
+	case "agent-restarts":
+		o.AskedHere = false
 	case "clock": // is set to that time after the start
 		at, err := time.Parse(time.RFC3339, value)
 		if err != nil {
@@ -156,9 +158,11 @@ func (w *world) run(word, value string) error {
 		if err != nil {
 			return err
 		}
-		o.Pods = Pods{Left: n, Why: why}
+		o.Pods = Pods{Known: true, Left: n, Why: why}
+	case "pods-unknown":
+		o.Pods = Pods{}
 	case "pods-fatal":
-		o.Pods = Pods{Left: 1, Why: value, Fatal: true}
+		o.Pods = Pods{Known: true, Left: 1, Why: value, Fatal: true}
 	case "pre-reboot":
 		o.PreReboot = map[string]Target{"reached": TargetReached, "inactive": TargetInactive, "starting": TargetStarting,
 			"failed": TargetFailed}[value]
@@ -230,6 +234,9 @@ func (w *world) do() {
 		o.PreReboot = TargetStarting
 	case Reboot:
 		r.Asked = &Asked{At: o.Uptime, Reasons: o.Reasons}
+		o.AskedHere = true
+	case Unask:
+		r.Asked = nil
 	case Return, Clean:
 		o.Node.Startup = o.Node.Startup && w.step.Action == Clean
 		o.Node.Tainted, o.Node.Stray = false, false

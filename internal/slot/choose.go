@@ -42,12 +42,9 @@ type view struct {
 // choose is the semaphore: a slot is free when fewer leases exist than the pool has slots. It counts every lease of the
 // pool, also one it cannot read: an unknown holder is a holder (kubereboot/kured#478).
 func choose(pools map[string]string, pool string, leases []coordinationv1.Lease, me string) view {
-	var v view
-	for i := range leases {
-		if holder(&leases[i]) == me {
-			v.Mine = &leases[i]
-			return v
-		}
+	v := view{Mine: ofNode(leases, me)}
+	if v.Mine != nil {
+		return v
 	}
 	if reason, paused := pools[pausedKey]; paused {
 		v.Why = "the fleet is paused"
@@ -74,6 +71,15 @@ func choose(pools map[string]string, pool string, leases []coordinationv1.Lease,
 		}
 	}
 	return v
+}
+
+func ofNode(leases []coordinationv1.Lease, node string) *coordinationv1.Lease {
+	for i := range leases {
+		if holder(&leases[i]) == node {
+			return &leases[i]
+		}
+	}
+	return nil
 }
 
 func badPool(pool string) string {

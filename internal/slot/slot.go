@@ -14,10 +14,12 @@ package slot
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -54,11 +56,25 @@ type Client struct {
 	// settled is whether every creation so far has had an answer. Until then the list has to come from the quorum: the
 	// watch cache may not show yet what we created, and we would take a second slot.
 	settled atomic.Bool
+
+	mu    sync.Mutex
+	known map[string]size // N of each pool, as the ConfigMap had it
 }
+
+// size is what a waiting node may believe of a pool for a while: a full pool needs no look at the ConfigMap.
+type size struct {
+	n     int
+	looks int // since the ConfigMap was read
+}
+
+// sizeLooks is how many looks at a full pool believe an old N: a pool that grows is seen after so many.
+const sizeLooks = 6
 
 // New returns the client of one node's slots. It sends nothing.
 func New(core, coordination rest.Interface, o Options) *Client {
-	return &Client{core: core, coordination: coordination, namespace: o.Namespace, node: o.Node}
+	return &Client{
+		core: core, coordination: coordination, namespace: o.Namespace, node: o.Node, known: map[string]size{},
+	}
 }
 
 // Request says for which pool, Node object and boot a slot is wanted.
@@ -66,6 +82,7 @@ type Request struct {
 	Pool    string
 	NodeUID string
 	Boot    string
+	Look    bool // take nothing: only say whether a slot is free
 }
 
 // Result is a slot, or why there is none.
@@ -78,6 +95,7 @@ type Result struct {
 	NodeUID string
 	Since   time.Time // as the holder's clock had it; zero: unknown
 	Why     string    // who holds what, what is paused, what is to be done
+	Free    bool      // not taken, because only a look was asked for, and one is free
 }
 
 // Acquire takes a free slot, or says who has them. A slot that this boot holds already is simply returned.
@@ -88,27 +106,34 @@ func (c *Client) Acquire(ctx context.Context, r Request) (Result, error) {
 	if why := badPool(r.Pool); why != "" {
 		return Result{Why: why}, nil
 	}
-	pools, why, err := c.pools(ctx)
-	if err != nil || why != "" {
-		return Result{Why: why}, err
-	}
 	settled := c.settled.Load()
 	leases, err := c.list(ctx, r.Pool, settled)
 	if err != nil {
 		return Result{}, err
 	}
-	v := choose(pools, r.Pool, leases, c.node)
-	if v.Mine != nil {
-		return c.resume(ctx, v.Mine.Name, r)
+	if mine := ofNode(leases, c.node); mine != nil {
+		return c.resume(ctx, mine.Name, r)
 	}
 	if !settled {
 		c.settled.Store(true)
 	}
-	if len(v.Free) == 0 {
-		if v.Why == "" {
-			v.Why = fmt.Sprintf("no slot of pool %q has a free name", r.Pool)
-		}
+	if why := c.full(r.Pool, leases); why != "" {
+		return Result{Why: why}, nil
+	}
+	// Paused or not is read before every creation, and N with it.
+	pools, why, err := c.pools(ctx)
+	if err != nil || why != "" {
+		return Result{Why: why}, err
+	}
+	v := choose(pools, r.Pool, leases, c.node)
+	c.learn(pools, r.Pool)
+	switch {
+	case len(v.Free) == 0 && v.Why == "":
+		return Result{Why: fmt.Sprintf("no slot of pool %q has a free name", r.Pool)}, nil
+	case len(v.Free) == 0:
 		return Result{Why: v.Why}, nil
+	case r.Look:
+		return Result{Free: true, Why: fmt.Sprintf("a slot of pool %q is free", r.Pool)}, nil
 	}
 	rand.Shuffle(len(v.Free), func(i, j int) { v.Free[i], v.Free[j] = v.Free[j], v.Free[i] })
 	for _, index := range v.Free[:min(2, len(v.Free))] { // of two losers in a row, a look at the list knows more
@@ -119,6 +144,61 @@ func (c *Client) Acquire(ctx context.Context, r Request) (Result, error) {
 		why = result.Why
 	}
 	return Result{Why: why}, nil
+}
+
+// full says who holds a pool that is full by what was learned of it, or nothing when the ConfigMap has to be read.
+func (c *Client) full(pool string, leases []coordinationv1.Lease) string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	known := c.known[pool]
+	if known.n == 0 || len(leases) < known.n || known.looks >= sizeLooks {
+		return ""
+	}
+	known.looks++
+	c.known[pool] = known
+	return held(pool, known.n, leases)
+}
+
+func (c *Client) learn(pools map[string]string, pool string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n, why := slots(pools, pool)
+	if _, paused := pools[pausedKey]; paused || why != "" {
+		n = 0
+	}
+	c.known[pool] = size{n: n}
+}
+
+// controlPlane is the pool of nodes with this label; every other pool is taken to be as large as the cluster.
+const (
+	controlPlanePool  = "control-plane"
+	controlPlaneLabel = "node-role.kubernetes.io/control-plane"
+)
+
+// Nodes is about how many nodes may wait for the pool: a waiting node looks the less often the more others do. It reads
+// metadata of one Node, or of those of the control plane.
+func (c *Client) Nodes(ctx context.Context, pool string) (int, error) {
+	request := c.core.Get().Resource("nodes").
+		SetHeader("Accept", "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json")
+	if pool == controlPlanePool {
+		request.Param("labelSelector", controlPlaneLabel).Param("limit", "100")
+	} else {
+		request.Param("limit", "1")
+	}
+	raw, err := api.Body(request.MaxRetries(0).Do(ctx))
+	if err != nil {
+		return 0, fmt.Errorf("counting the nodes: %w", err)
+	}
+	var list struct {
+		Metadata struct {
+			RemainingItemCount int `json:"remainingItemCount"`
+		} `json:"metadata"`
+		Items []struct{} `json:"items"`
+	}
+	if err := json.Unmarshal(raw, &list); err != nil {
+		return 0, fmt.Errorf("counting the nodes: %w", err)
+	}
+	return len(list.Items) + max(list.Metadata.RemainingItemCount, 0), nil
 }
 
 // pools reads the ConfigMap, or says what to do when it is missing.

@@ -24,6 +24,9 @@ type leaseServer struct {
 	next    int
 	created int
 	lists   []string // query of each list
+	looks   int      // reads of the ConfigMap
+	nodes   string   // answer to a list of nodes
+	asked   []string // query of each list of nodes
 
 	stale  bool             // a list from the cache shows nothing
 	create http.HandlerFunc // answers creations instead; the lease is made before it when makes is set
@@ -47,11 +50,16 @@ func (s *leaseServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	name := strings.TrimPrefix(r.URL.Path, leasePath+"/")
 	switch {
 	case r.URL.Path == "/api/v1/namespaces/kured-agent/configmaps/kured-agent-pools":
+		s.looks++
 		if s.pools == nil {
 			kubetest.Status(w, 404, "NotFound", "not found", nil)
 			return
 		}
 		kubetest.JSON(w, 200, map[string]any{"kind": "ConfigMap", "apiVersion": "v1", "data": s.pools})
+	case r.URL.Path == "/api/v1/nodes":
+		s.asked = append(s.asked, r.URL.RawQuery+" "+r.Header.Get("Accept"))
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = w.Write([]byte(s.nodes))
 	case r.URL.Path == leasePath && r.Method == http.MethodGet:
 		s.lists = append(s.lists, r.URL.RawQuery)
 		var items []coordinationv1.Lease
@@ -287,5 +295,71 @@ func TestAnUnreadableListIsAnError(t *testing.T) {
 		if got, err := c.Acquire(t.Context(), request); err == nil {
 			t.Errorf("%q: %+v", body, got)
 		}
+	}
+}
+
+// Five thousand nodes may look at a full pool: each look is one list from the cache.
+func TestALookAtAFullPoolIsOneRequestAndAGrownPoolIsSeen(t *testing.T) {
+	s := newLeaseServer(map[string]string{"default": "1"}, testLease("slot-default-0", "n2", "b2"))
+	c := client(t, s)
+	request := Request{Pool: "default", NodeUID: "u1", Boot: "b1"}
+	for range 1 + sizeLooks {
+		got, err := c.Acquire(t.Context(), request)
+		if err != nil || got.Taken || !strings.Contains(got.Why, "n2") {
+			t.Fatalf("got %+v, %v", got, err)
+		}
+	}
+	if s.looks != 1 || len(s.lists) != 1+sizeLooks {
+		t.Errorf("%d reads of the ConfigMap for %d lists", s.looks, len(s.lists))
+	}
+	s.pools["default"] = "2"
+	got, err := c.Acquire(t.Context(), request)
+	if err != nil || !got.Taken {
+		t.Errorf("after the pool grew: %+v, %v", got, err)
+	}
+}
+
+func TestAPauseIsSeenBeforeEveryCreation(t *testing.T) {
+	s := newLeaseServer(map[string]string{"default": "1"}, testLease("slot-default-0", "n2", "b2"))
+	c := client(t, s)
+	request := Request{Pool: "default", NodeUID: "u1", Boot: "b1"}
+	if got, err := c.Acquire(t.Context(), request); err != nil || got.Taken {
+		t.Fatalf("got %+v, %v", got, err)
+	}
+	s.pools["paused"] = "the auditors are here"
+	delete(s.leases, "slot-default-0")
+	got, err := c.Acquire(t.Context(), request)
+	if err != nil || got.Taken || !strings.Contains(got.Why, "the auditors are here") {
+		t.Errorf("got %+v, %v", got, err)
+	}
+}
+
+func TestALookTakesNothing(t *testing.T) {
+	s := newLeaseServer(map[string]string{"default": "1"})
+	c := client(t, s)
+	got, err := c.Acquire(t.Context(), Request{Pool: "default", NodeUID: "u1", Boot: "b1", Look: true})
+	if err != nil || got.Taken || !got.Free || s.created != 0 {
+		t.Errorf("got %+v, %v, %d created", got, err, s.created)
+	}
+}
+
+func TestNodesAreCountedWithoutReadingThem(t *testing.T) {
+	s := newLeaseServer(nil)
+	s.nodes = `{"metadata":{"remainingItemCount":4999},"items":[{}]}`
+	c := client(t, s)
+	if n, err := c.Nodes(t.Context(), "default"); err != nil || n != 5000 {
+		t.Errorf("got %d, %v", n, err)
+	}
+	s.nodes = `{"metadata":{},"items":[{},{},{}]}`
+	if n, err := c.Nodes(t.Context(), "control-plane"); err != nil || n != 3 {
+		t.Errorf("got %d, %v", n, err)
+	}
+	if !strings.Contains(s.asked[0], "limit=1&") || !strings.Contains(s.asked[0], "PartialObjectMetadataList") ||
+		!strings.Contains(s.asked[1], "node-role.kubernetes.io%2Fcontrol-plane") {
+		t.Errorf("asked %q", s.asked)
+	}
+	s.nodes = `{"metadata":{"remainingItemCount":-7}`
+	if n, err := c.Nodes(t.Context(), "default"); err == nil {
+		t.Errorf("a broken answer gave %d", n)
 	}
 }

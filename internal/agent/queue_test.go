@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"log/slog"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+type counted struct {
+	simSlots
+	nodes int
+}
+
+func (c counted) Nodes(context.Context, string) (int, error) { return c.nodes, nil }
+
+func waiting(s *sim, nodes, pods int) *Agent {
+	a := s.agent(false)
+	a.Slots = counted{simSlots{s}, nodes}
+	a.Logger = slog.New(slog.DiscardHandler)
+	a.queue = queue{since: a.Uptime(), pods: pods}
+	return a
+}
+
+func TestAPoolIsLookedAtAboutOnceASecondHoweverManyWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for nodes, want := range map[int]time.Duration{
+			0: 5 * time.Second, 3: 5 * time.Second, 60: time.Minute, 300: 5 * time.Minute, 5000: 5 * time.Minute, 1 << 40: 5 * time.Minute,
+		} {
+			a := waiting(newSim(t), nodes, 0)
+			if got := a.lookEvery(t.Context(), "default"); got != want {
+				t.Errorf("%d nodes: every %s, want %s", nodes, got, want)
+			}
+		}
+	})
+}
+
+func TestTheLighterNodeIsLetPassAndNoneStarves(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, c := range []struct {
+			pods int
+			age  time.Duration
+			want time.Duration
+		}{
+			{0, 0, 0}, {1, 0, 50 * time.Millisecond}, {20, 0, time.Second}, {60, 0, 3 * time.Second}, {1 << 40, 0, 3 * time.Second},
+			{60, 59 * time.Minute, 3 * time.Second}, {60, time.Hour, 1500 * time.Millisecond}, {60, 48 * time.Hour, 0},
+		} {
+			a := waiting(newSim(t), 3, c.pods)
+			a.queue.since -= c.age
+			if got := a.yieldFor().Round(time.Millisecond); got != c.want {
+				t.Errorf("%d pods after %s: %s, want %s", c.pods, c.age, got, c.want)
+			}
+		}
+	})
+}
+
+func TestAHeavyNodeLooksBeforeItTakesAndTakesTheSecondTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := waiting(newSim(t), 3, 60)
+		if !a.yields() {
+			t.Fatal("a heavy node takes at first sight")
+		}
+		a.turn = a.nextTurn(t.Context(), "default", Claim{Free: true})
+		if pause := a.turn.Next - a.Uptime(); pause != 3*time.Second || a.yields() {
+			t.Errorf("after a free slot it waits %s, yields %v", pause, a.yields())
+		}
+		a.turn = a.nextTurn(t.Context(), "default", Claim{Why: "taken by n2"})
+		if pause := a.turn.Next - a.Uptime(); pause < 3*time.Second || pause > 7*time.Second || !a.yields() {
+			t.Errorf("after a taken one it looks again in %s, yields %v", pause, a.yields())
+		}
+	})
+}
