@@ -136,13 +136,17 @@ func ofTheReturn(o plan.Observed, s plan.Step) bool {
 func (a *Agent) CleanUp(ctx context.Context) error {
 	a.stopping, a.searched = true, false
 	a.reads, a.acts = stall{}, stall{}
+	why := "nothing was looked at yet"
 	for {
 		o, step := a.round(ctx)
+		if ctx.Err() == nil {
+			why = step.Why
+		}
 		switch {
 		case a.undone && step.Phase == plan.Idle && step.Action == plan.None:
 			return nil
 		case ctx.Err() != nil:
-			return &LeftError{Why: step.Why, Cause: ctx.Err()}
+			return &LeftError{Why: why, Cause: ctx.Err()}
 		case step.Action == plan.None:
 			a.sleep(ctx, a.pause(o, step))
 		}

@@ -521,7 +521,7 @@ func TestTheRecordFollowsTheReasons(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSim(t).held()
 		reasons := lastRebootReasons
-		s.tweak = func(a *Agent, _ bool) { a.Sources = spoken{&reasons} }
+		s.tweak = func(a *Agent, _ bool) { a.Sources = spoken{s, &reasons} }
 		s.after(time.Minute, func() { reasons = []plan.Reason{{Source: "update-engine", ID: "3510.2.0"}} })
 		s.runFor(2 * time.Minute)
 		if len(s.record.Reasons) != 1 || s.record.Reasons[0].Source != "update-engine" {
@@ -530,9 +530,16 @@ func TestTheRecordFollowsTheReasons(t *testing.T) {
 	})
 }
 
-type spoken struct{ reasons *[]plan.Reason }
+type spoken struct {
+	*sim
+	reasons *[]plan.Reason
+}
 
-func (s spoken) Need() (plan.Level, []plan.Reason) { return plan.Required, *s.reasons }
+func (s spoken) Need() (plan.Level, []plan.Reason) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return plan.Required, *s.reasons
+}
 
 func TestTheBootUnitChangesNothingThatTheAgentBeganMeanwhile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -45,6 +45,7 @@ func (r right) String() string {
 func (c *Client) rights() []right {
 	rights := []right{
 		{Resource: "nodes", Verb: "get"},
+		{Resource: "nodes", Verb: "list"},
 		{Resource: "nodes", Verb: "patch"},
 		{Resource: "pods", Verb: "list"},
 		{Resource: "pods", Subresource: "eviction", Verb: "create"},

@@ -29,7 +29,7 @@ type proofServer struct {
 }
 
 var granted = []map[string]any{
-	{"verbs": []string{"get", "patch"}, "apiGroups": []string{""}, "resources": []string{"nodes"}},
+	{"verbs": []string{"get", "list", "patch"}, "apiGroups": []string{""}, "resources": []string{"nodes"}},
 	{"verbs": []string{"list"}, "apiGroups": []string{""}, "resources": []string{"pods"}},
 	{"verbs": []string{"create"}, "apiGroups": []string{""}, "resources": []string{"pods/eviction"}},
 	{"verbs": []string{"get", "list", "create", "delete"}, "apiGroups": []string{"coordination.k8s.io"},
@@ -116,7 +116,7 @@ func TestAProvenNodeCostsThreeRequests(t *testing.T) {
 }
 
 func TestEachMissingRightIsNamedWithTheWayOut(t *testing.T) {
-	for _, right := range []string{"get nodes", "patch nodes", "list pods", "create pods/eviction", "get configmaps",
+	for _, right := range []string{"get nodes", "list nodes", "patch nodes", "list pods", "create pods/eviction", "get configmaps",
 		"get leases", "list leases", "create leases", "delete leases"} {
 		for _, silent := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s silent=%v", right, silent), func(t *testing.T) {
@@ -134,7 +134,7 @@ func TestEachMissingRightIsNamedWithTheWayOut(t *testing.T) {
 
 func TestAClusterWideRightMustNotComeFromTheSlotsNamespace(t *testing.T) {
 	client, _ := kubetest.Server(t, &proofServer{node: nodeBody(machine, ""), wrongScope: true})
-	if got := problems(t, client.Prove(t.Context(), "n1", machine)); len(got) != 4 {
+	if got := problems(t, client.Prove(t.Context(), "n1", machine)); len(got) != 5 {
 		t.Errorf("got %q", got)
 	}
 }

@@ -87,6 +87,10 @@ func becauseBarred(p Policy, o Observed) (string, time.Duration) {
 	return strings.Join(whys, "; "), wakeAt(o, until)
 }
 
+func becauseNoSlot(Policy, Observed) (string, time.Duration) {
+	return "our cordon is on the Node and no slot is ours", 0
+}
+
 func becauseUnknown(Policy, Observed) (string, time.Duration) {
 	return "the source that asked for the reboot can't be read, or took it back a moment ago: " +
 		"nothing is started or cancelled yet", 0

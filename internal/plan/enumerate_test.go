@@ -106,6 +106,9 @@ var invariants = []struct {
 	{"no slot is kept in Idle or Waiting", func(f facts, p Phase, a Action) bool {
 		return a != None || p != Idle && p != Waiting && p != WaitingTurn || f.slot == SlotNone || f.gated
 	}},
+	{"our cordon is never kept without a slot by who waits", func(f facts, p Phase, a Action) bool {
+		return a != None || p != Waiting && p != WaitingTurn && p != WaitingInhibitor || !f.marker || f.slot != SlotNone
+	}},
 	{"no mark is kept in Idle", func(f facts, p Phase, a Action) bool {
 		return a != None || p != Idle || !f.dirty()
 	}},
@@ -113,7 +116,8 @@ var invariants = []struct {
 		if f.need != Unknown || f.returning {
 			return true
 		}
-		return a == None || a == Forget || a == Unask || (f.trouble || f.barred) && (a == NoteFailure || a == RollBack || a == Release)
+		return a == None || a == Forget || a == Unask || (f.trouble || f.barred) && (a == NoteFailure || a == RollBack || a == Release) ||
+			f.slot == SlotNone && a == RollBack
 	}},
 	{"without an answer of the API server nothing is done", func(f facts, _ Phase, a Action) bool {
 		return f.api == APIRead || a == None || a == Unask

@@ -225,6 +225,10 @@ func decide(f facts) (Phase, Action, because) {
 	case f.barred && f.need != NotRequired && f.slot != SlotNone:
 		return GivingUp, Release, becauseBarred
 
+	// Our cordon without a slot, as after a lost record and a slot that a human freed: others may be cordoned meanwhile.
+	case f.need != NotRequired && f.marker && f.slot == SlotNone:
+		return GivingUp, RollBack, becauseNoSlot
+
 	// A source that asked for the reboot can't be read: never start, never cancel.
 	case f.need == Unknown:
 		return Unknowing, None, becauseUnknown

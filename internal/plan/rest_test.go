@@ -25,11 +25,8 @@ func TestFromEveryStateTheLoopComesToRest(t *testing.T) {
 			path = append(path, w.step.Action)
 			actions[w.step.Action]++
 			w.do()
-			if w.o.API == APIUnneeded && first.API == APIRead && IsReturning(w.o) {
-				w.o.API = APIRead
-			}
-			if w.o.API == APIUnneeded && first.API == APIRead && (w.o.Need != NotRequired || w.o.Record.Marked) {
-				w.o.API = APIRead
+			if first.API == APIRead && (w.o.Need != NotRequired || w.o.Record.Marked || IsReturning(w.o)) {
+				w.o.API = APIRead // closing the record ends the questions only of who has none left
 			}
 			if reflect.DeepEqual(before, w.o) {
 				t.Fatalf("world %d: %q changes nothing of %+v", i, w.step.Action, w.o)

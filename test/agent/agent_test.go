@@ -203,11 +203,11 @@ func TestARequestTaintsAndItsClearingCleans(t *testing.T) {
 	if u := m.WaitPhase("WaitingTurn", "Locking"); u.Reasons[0].Text != "new CPU microcode" {
 		t.Errorf("reasons %+v", u.Reasons)
 	}
-	out, _ := m.Command("status")
 	for _, want := range []string{"WaitingTurn", "new CPU microcode", "somebody-else"} {
-		if !strings.Contains(out, want) {
-			t.Errorf("status does not say %q:\n%s", want, out)
-		}
+		c.Eventually("status says "+want, 15*time.Second, func() bool {
+			out, _ := m.Command("status")
+			return strings.Contains(out, want)
+		})
 	}
 	if out, code := m.Command("request", "--clear", "microcode-1"); code != 0 {
 		t.Fatalf("clear: %d %s", code, out)
