@@ -83,7 +83,7 @@ func TestEachMissingRightIsFoundOnTheRealServer(t *testing.T) {
 	c := shared.For(t)
 	c.NewKubelet("rights", cluster.KubeletOptions{MachineID: machine})
 	type rule struct{ group, resource, name, verb string }
-	wide := []rule{{"", "nodes", "", "get"}, {"", "nodes", "", "patch"}, {"", "pods", "", "list"},
+	wide := []rule{{"", "nodes", "", "get"}, {"", "nodes", "", "list"}, {"", "nodes", "", "patch"}, {"", "pods", "", "list"},
 		{"", "pods/eviction", "", "create"}}
 	lock := []rule{{"", "configmaps", "kured-agent-pools", "get"}}
 	for _, verb := range []string{"get", "list", "create", "delete"} {
@@ -161,7 +161,7 @@ func TestTheManifestsGrantNothingThatIsNotProven(t *testing.T) {
 		"jsonpath={range .rules[*]}{.resources[*]} {.verbs[*]};{end}") +
 		c.MustKubectl("-n", "kured-agent", "get", "role/kured-agent", "-o",
 			"jsonpath={range .rules[*]}{.resources[*]} {.verbs[*]};{end}")
-	const want = "nodes get patch;pods list;pods/eviction create;leases get list create delete;configmaps get;" +
+	const want = "nodes get list patch;pods list;pods/eviction create;leases get list create delete;configmaps get;" +
 		"serviceaccounts/token create;"
 	if got != want {
 		t.Errorf("the roles grant %q, Prove asks for %q", got, want)
