@@ -170,16 +170,20 @@ func (a *Agent) acquire(ctx context.Context, o plan.Observed) error {
 		a.turn = a.nextTurn(ctx, a.pool(o.Node), claim)
 		return nil
 	}
-	return a.take(ctx, claim)
+	return a.take(ctx, o, claim)
 }
 
-// take writes a slot down. One that can't be written down is given back: after a crash nobody would know of it.
-func (a *Agent) take(ctx context.Context, claim Claim) error {
+// take writes a slot down. One that can't be written down is given back, since after a crash nobody would know of it,
+// unless our cordon is on the Node: that one tells, and must not be there without a slot.
+func (a *Agent) take(ctx context.Context, o plan.Observed, claim Claim) error {
 	taken := a.Uptime()
 	err := a.Host.UpdateRecord(func(r *plan.Record) {
 		r.Slot = &plan.SlotRef{Name: claim.Name, UID: claim.UID, Taken: taken}
 	})
-	if err != nil {
+	switch {
+	case err != nil && o.Node.Marker != "":
+		return err
+	case err != nil:
 		return errors.Join(err, a.Slots.Release(ctx, claim.Name, claim.UID))
 	}
 	a.lostSlot, a.searched, a.verifiedAt = false, true, taken
@@ -245,7 +249,7 @@ func (a *Agent) release(ctx context.Context, o plan.Observed) error {
 	if err := a.Slots.Release(ctx, o.Slot.Name, o.Slot.UID); err != nil {
 		return err
 	}
-	a.lostSlot, a.searched = false, true
+	a.lostSlot, a.searched, a.recorded = false, true, false
 	a.waitTurn(jitter(tryEvery), "this node has just given its slot back")
 	return a.Host.UpdateRecord(func(r *plan.Record) {
 		if r.Slot != nil && r.Slot.UID == o.Slot.UID { // else the other process has taken another one meanwhile
@@ -291,9 +295,11 @@ func (a *Agent) settle(o plan.Observed) error {
 }
 
 func (a *Agent) forget(o plan.Observed) error {
-	a.searched, a.lostSlot, a.turn = false, false, plan.Turn{}
+	a.searched, a.recorded, a.lostSlot, a.turn = false, false, false, plan.Turn{}
 	return a.Host.UpdateRecord(func(r *plan.Record) {
-		r.Boot, r.NodeUID, r.Marked, r.Taint = o.Boot, o.Node.UID, false, ""
+		r.Boot, r.NodeUID, r.Taint = o.Boot, o.Node.UID, ""
+		// It may have been created anew between a look at it and the patch.
+		r.Marked = o.Node.Tainted || o.Node.Marker != ""
 		r.Slot, r.Asked, r.Reasons = nil, nil, nil
 	})
 }

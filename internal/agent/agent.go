@@ -64,6 +64,7 @@ type Agent struct {
 	asked    bool          // this process asked logind for the reboot, and was not refused
 	lostSlot bool          // the newest verification said that the slot is not ours
 	searched bool          // a slot that the record does not know was looked for
+	recorded bool          // the newest record named a slot
 	heldBack bool          // by a mark on the Node
 
 	pods   plan.Pods
@@ -167,7 +168,11 @@ func (e *LeftError) Unwrap() error { return e.Cause }
 // Decide observes and decides, and does nothing: the dry run.
 func (a *Agent) Decide(ctx context.Context) (plan.Observed, plan.Step) {
 	o := a.observe(ctx)
-	return o, plan.Next(a.Policy, o)
+	step := plan.Next(a.Policy, o)
+	if step.Action != plan.None && a.acts.until > o.Uptime { // one that needs no API server, and failed a moment ago
+		step.Action, step.Why = plan.None, a.acts.why
+	}
+	return o, step
 }
 
 // round is the whole agent: observe, decide, report, act once.

@@ -12,7 +12,8 @@ import (
 )
 
 func TestAHostThatLearnsTheTimeAfterItsBootDoesNotRebootInALoop(t *testing.T) {
-	for _, start := range []time.Time{time.Date(1970, 1, 1, 0, 0, 0, 0, time.UTC), time.Date(2150, 1, 1, 0, 0, 0, 0, time.UTC)} {
+	for _, year := range []int{1970, 2150} {
+		start := time.Date(year, 1, 1, 0, 0, 0, 0, time.UTC)
 		synctest.Test(t, func(t *testing.T) {
 			s := newSim(t)
 			s.persist = true
@@ -26,7 +27,7 @@ func TestAHostThatLearnsTheTimeAfterItsBootDoesNotRebootInALoop(t *testing.T) {
 			}
 			s.life(6 * time.Hour)
 			if s.reboots != 1 {
-				t.Errorf("clock at %s after a boot: %d reboots in six hours for the same reason", start.Format(time.DateOnly), s.reboots)
+				t.Errorf("clock in %d after a boot: %d reboots in six hours for the same reason", year, s.reboots)
 			}
 		})
 	}
@@ -84,14 +85,13 @@ func TestAnAttemptWhoseWindowClosesNeverAsksOutsideIt(t *testing.T) {
 	}
 }
 
-// timely has no latency of its own: what counts is when the call is made. The record on the disk comes before it.
 type timely struct {
 	simLogind
 	closes time.Time
 }
 
 func (l timely) Reboot(ctx context.Context) error {
-	if late := time.Since(l.closes); late > l.latency {
+	if late := time.Since(l.closes); late >= 0 {
 		l.t.Errorf("asking for a reboot %s after the window closed", late)
 	}
 	l.mu.Lock()

@@ -35,6 +35,8 @@ type lostAnswer struct {
 
 func (s lostAnswer) Acquire(ctx context.Context, pool, node, boot string, look bool) (Claim, error) {
 	c, err := s.simSlots.Acquire(ctx, pool, node, boot, look)
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if c.Taken && !*s.lost {
 		*s.lost = true
 		return Claim{}, errors.New("creating the slot: context deadline exceeded")
@@ -46,6 +48,18 @@ func (s *sim) loseAnswer() *bool {
 	lost := new(bool)
 	s.tweak = func(a *Agent, _ bool) { a.Slots = lostAnswer{simSlots{s}, lost} }
 	return lost
+}
+
+func (s *sim) await(done *bool) {
+	for {
+		s.mu.Lock()
+		is := *done
+		s.mu.Unlock()
+		if is {
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
 }
 
 func TestASlotWhoseCreationHadNoAnswerIsFoundWhateverComesNext(t *testing.T) {
@@ -63,12 +77,14 @@ func TestASlotWhoseCreationHadNoAnswerIsFoundWhateverComesNext(t *testing.T) {
 			lose := s.tweak
 			s.tweak = func(a *Agent, bu bool) {
 				lose(a, bu)
-				a.Window = func(time.Time) plan.Window { return plan.Window{Open: !closed} }
+				a.Window = func(time.Time) plan.Window {
+					s.mu.Lock()
+					defer s.mu.Unlock()
+					return plan.Window{Open: !closed}
+				}
 			}
 			go func() {
-				for !*lost {
-					time.Sleep(10 * time.Millisecond)
-				}
+				s.await(lost)
 				s.mu.Lock()
 				change(s)
 				closed = s.window != nil
@@ -97,9 +113,7 @@ func TestAStopAfterACreationWithoutAnAnswerFreesTheSlot(t *testing.T) {
 		defer cancel()
 		s.kill = cancel
 		go func() {
-			for !*lost {
-				time.Sleep(10 * time.Millisecond)
-			}
+			s.await(lost)
 			cancel()
 		}()
 		s.run(ctx)
@@ -643,4 +657,71 @@ func TestATaintOfAnEarlierConfigurationGoesWhateverFails(t *testing.T) {
 			})
 		}
 	}
+}
+
+func TestARebootThatMayNotHaveBeenAskedForIsNoHotLoopOnAFullDisk(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSim(t).held()
+		s.record.Asked = &plan.Asked{At: time.Second, Reasons: lastRebootReasons} // by a process that crashed
+		s.diskFull = true
+		before := s.ops
+		s.runFor(2 * time.Minute)
+		if n := s.ops - before; n > 30 {
+			t.Errorf("%d calls in two minutes", n)
+		}
+	})
+}
+
+func TestASlotFoundWithAFullDiskIsNotGivenBackUnderOurCordon(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSim(t).held()
+		s.record, s.diskFull = plan.Record{Marked: true}, true
+		s.after(10*time.Minute, func() { s.diskFull, s.need = false, false })
+		s.runFor(time.Hour) // sim.check looks at every call
+		s.nothingLeft("the disk is mended and the need gone")
+	})
+}
+
+func TestARecordThatLosesTheSlotInAWorkingAgentLosesNoSlot(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSim(t).booted(1)
+		s.stuck = true
+		s.after(time.Minute, func() { s.record, s.need = plan.Record{Marked: true}, false })
+		s.runFor(time.Hour)
+		s.nothingLeft("the need went and the record broke in one moment")
+	})
+}
+
+func TestOurCordonWithoutASlotIsTakenOff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSim(t)
+		s.proof = "credential"
+		s.held()
+		s.record, s.lease, s.robbed = plan.Record{}, "", true
+		s.pool.n = 0 // others hold what there is
+		s.after(time.Minute, func() { s.notHeldLocked("the record is lost and a human freed the slot") })
+		s.runFor(2 * time.Minute)
+	})
+}
+
+type createdAnew struct{ simNode }
+
+func (c createdAnew) Taint(ctx context.Context, note string) error {
+	c.mu.Lock()
+	if c.node.UID == "uid-1" {
+		c.node.UID = "uid-2"
+	}
+	c.mu.Unlock()
+	return c.simNode.Taint(ctx, note)
+}
+
+func TestATaintOnANodeObjectCreatedAnewAMomentAgoIsNotForgotten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSim(t).booted(1)
+		s.proof, s.record.Proof, s.latency = "credential", "credential", 10*time.Millisecond
+		s.tweak = func(a *Agent, _ bool) { a.Node = createdAnew{simNode{s}} }
+		s.after(15*time.Millisecond, func() { s.need = false })
+		s.runFor(time.Hour)
+		s.nothingLeft("the need went")
+	})
 }

@@ -47,6 +47,10 @@ func (a *Agent) observe(ctx context.Context) plan.Observed {
 		o.API, o.APIWhy = plan.APIAway, a.reads.why
 		return o
 	}
+	if a.recorded && o.Record.Slot == nil { // lost with the record: not given back by us
+		a.searched = false
+	}
+	a.recorded = o.Record.Slot != nil
 	a.observeHost(ctx, &o)
 	if o.Shutdown || !a.needsAPI(o) {
 		return o
@@ -168,7 +172,8 @@ func (a *Agent) observeCluster(ctx context.Context, o *plan.Observed) {
 	}
 	a.reads = stall{}
 	o.API = plan.APIRead
-	a.undone = a.stopping && a.searched && !o.Node.Tainted && o.Node.Marker == "" && o.Slot.State == plan.SlotNone
+	a.undone = a.stopping && a.searched && !o.Node.Tainted && !o.Node.Stray && o.Node.Marker == "" &&
+		o.Slot.State == plan.SlotNone
 }
 
 func (a *Agent) readCluster(ctx context.Context, o *plan.Observed) error {
@@ -311,7 +316,7 @@ func (a *Agent) search(ctx context.Context, o *plan.Observed) error {
 			return err
 		}
 	case claim.Taken:
-		if err := a.take(ctx, claim); err != nil {
+		if err := a.take(ctx, *o, claim); err != nil {
 			return err
 		}
 		o.Record.Slot = &plan.SlotRef{Name: claim.Name, UID: claim.UID, Taken: o.Uptime}
