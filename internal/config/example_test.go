@@ -70,7 +70,8 @@ func TestTheExampleStanzasAreValid(t *testing.T) {
 	}
 	slices.Sort(types)
 	if !slices.Equal(types, stub.SourceTypes()) {
-		t.Errorf("sources in the example: %q, want one of each type: %q", types, stub.SourceTypes())
+		t.Errorf("sources in config.example.toml: %q, want one of each type: %q; add a \"#~ [[source]]\" stanza with keys "+
+			"for what is missing", types, stub.SourceTypes())
 	}
 	if len(c.Windows) == 0 || len(c.Gate.Prometheus) == 0 || len(c.Gate.Pods) == 0 {
 		t.Errorf("a stanza is missing: %+v", c)

@@ -22,38 +22,28 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/rogpeppe/go-internal/txtar"
 
+	"github.com/kured-agent/kured-agent/internal/signal"
 	"github.com/kured-agent/kured-agent/internal/window"
 )
 
 var update = flag.Bool("update", false, "write the golden files anew")
 
-// stub stands for the sources: it knows the types and the keys of each.
-var stub = func() Options {
-	known := map[string][]string{
-		"file":          {"path"},
-		"dbus-signal":   {"name", "path", "interface", "signal", "argument", "equals"},
-		"dbus-property": {"name", "path", "interface", "property", "equals"},
-		"update-engine": {},
-		"request":       {},
-	}
-	return Options{
-		SourceTypes: func() []string {
-			return []string{"dbus-property", "dbus-signal", "file", "request", "update-engine"}
-		},
-		CheckSource: func(typ string, options map[string]any) []SourceProblem {
-			var problems []SourceProblem
-			for key := range options {
-				if !slices.Contains(known[typ], key) {
-					problems = append(problems, SourceProblem{key, "unknown key"})
-				}
+// stub has the types and keys of the real sources, so that a new one needs no edit here, and simple checks of its own.
+var stub = Options{
+	SourceTypes: signal.Types,
+	CheckSource: func(typ string, options map[string]any) []SourceProblem {
+		var problems []SourceProblem
+		for key := range options {
+			if !slices.Contains(signal.Keys(typ), key) {
+				problems = append(problems, SourceProblem{key, "unknown key"})
 			}
-			if _, ok := options["path"]; typ == "file" && !ok {
-				problems = append(problems, SourceProblem{"", "needs a path"})
-			}
-			return problems
-		},
-	}
-}()
+		}
+		if _, ok := options["path"]; typ == "file" && !ok {
+			problems = append(problems, SourceProblem{"", "needs a path"})
+		}
+		return problems
+	},
+}
 
 // write makes a configuration directory from "name", "text" pairs and returns the path of its config.toml.
 func write(t *testing.T, files ...string) string {
@@ -133,7 +123,8 @@ func TestEveryProblemIsToldWithItsFileLineAndKey(t *testing.T) {
 				return
 			}
 			if !bytes.Equal(got, archive.Files[want].Data) {
-				t.Errorf("got:\n%s\nwant:\n%s", got, archive.Files[want].Data)
+				t.Errorf("got:\n%s\nwant:\n%s\nif that is what you meant: go test ./internal/config -update, and read the "+
+					"difference (a new type of source adds itself to the lists of types)", got, archive.Files[want].Data)
 			}
 		})
 	}

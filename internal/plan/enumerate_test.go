@@ -2,7 +2,10 @@
 
 package plan
 
-import "testing"
+import (
+	"fmt"
+	"testing"
+)
 
 // each calls visit with every combination of facts that an observation can lead to. What look can't produce is left out
 // here, each time with the reason.
@@ -155,6 +158,15 @@ var invariants = []struct {
 	}},
 }
 
+// words names the values of the fields that are numbers.
+func words(f facts) string {
+	return fmt.Sprintf("API %s, asked %s, need %s, health %s, slot %s, pods %s, pre-reboot target %s, after the timeout %s: %+v",
+		[]string{"unneeded", "away", "read"}[f.api], []string{"not", "pending", "overdue", "in doubt"}[f.asked],
+		f.need, []string{"sick", "settling", "fit"}[f.health], []string{"none", "ours", "lost"}[f.slot],
+		[]string{"gone", "left", "stuck"}[f.pods], []string{"reached", "inactive", "starting", "failed"}[f.preReboot],
+		[]string{"roll back", "reboot", "delete"}[f.afterTimeout], f)
+}
+
 func TestEveryStateKeepsEveryInvariant(t *testing.T) {
 	t.Parallel()
 	states, seen := 0, map[Action]bool{}
@@ -166,7 +178,7 @@ func TestEveryStateKeepsEveryInvariant(t *testing.T) {
 		for _, inv := range invariants {
 			if !inv.holds(f, phase, action) && !broken[inv.says] {
 				broken[inv.says] = true
-				t.Errorf("%s: broken by %s/%s in %+v", inv.says, phase, action, f)
+				t.Errorf("%s: broken by %s: %s in %s", inv.says, phase, action, words(f))
 			}
 		}
 	})

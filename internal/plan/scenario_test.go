@@ -30,15 +30,62 @@ func TestScenarios(t *testing.T) {
 				t.Fatal(err)
 			}
 			got := play(t, string(raw))
-			if *update {
-				if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
-					t.Fatal(err)
-				}
-			}
 			if got != string(raw) {
-				t.Errorf("%s differs; run: go test ./internal/plan -update, and read the difference\n%s", file, got)
+				differs(t, file, string(raw), got)
 			}
 		})
+	}
+}
+
+// differs fails with the lines that differ, or rewrites the file with -update.
+func differs(t *testing.T, file, was, is string) {
+	t.Helper()
+	if !*update {
+		t.Errorf("%s differs; if that is what you meant: go test ./internal/plan -update, and read git diff\n%s",
+			file, lineDiff(was, is))
+		return
+	}
+	if err := os.WriteFile(file, []byte(is), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%s: rewritten", file)
+}
+
+// lineDiff lists the lines that are gone (-) and new (+), each with its number in its own text.
+func lineDiff(was, is string) string {
+	a, b := strings.Split(was, "\n"), strings.Split(is, "\n")
+	common := make([][]int, len(a)+1) // length of the longest common rest of a[i:] and b[j:]
+	common[len(a)] = make([]int, len(b)+1)
+	for i := len(a) - 1; i >= 0; i-- {
+		common[i] = make([]int, len(b)+1)
+		for j := len(b) - 1; j >= 0; j-- {
+			common[i][j] = max(common[i+1][j], common[i][j+1])
+			if a[i] == b[j] {
+				common[i][j] = common[i+1][j+1] + 1
+			}
+		}
+	}
+	var out strings.Builder
+	for i, j := 0, 0; i < len(a) || j < len(b); {
+		switch {
+		case i < len(a) && j < len(b) && a[i] == b[j]:
+			i, j = i+1, j+1
+		case j == len(b) || i < len(a) && common[i+1][j] >= common[i][j+1]:
+			i++
+			fmt.Fprintf(&out, "%4d - %s\n", i, a[i-1])
+		default:
+			j++
+			fmt.Fprintf(&out, "%4d + %s\n", j, b[j-1])
+		}
+	}
+	return out.String()
+}
+
+func TestADifferenceShowsOnlyTheLinesThatDiffer(t *testing.T) {
+	t.Parallel()
+	want := "   2 - b\n   2 + x\n   3 + y\n   5 - e\n"
+	if got := lineDiff("a\nb\nc\nd\ne", "a\nx\ny\nc\nd"); got != want {
+		t.Errorf("got:\n%s\nwant:\n%s", got, want)
 	}
 }
 

@@ -25,6 +25,10 @@ func TestEveryTypeHasItsFileItsTestsAndItsStanza(t *testing.T) {
 	if err != nil {
 		t.Error(err)
 	}
+	manual, err := os.ReadFile("../../docs/man/kured-agent.toml.5")
+	if err != nil {
+		t.Error(err)
+	}
 	if len(Types()) == 0 {
 		t.Error("no type is registered")
 	}
@@ -33,10 +37,14 @@ func TestEveryTypeHasItsFileItsTestsAndItsStanza(t *testing.T) {
 			t.Errorf("config.example.toml has no stanza with type = %q", typ)
 		}
 		base := strings.ReplaceAll(typ, "-", "_")
-		for _, name := range []string{base + ".go", base + "_test.go"} {
-			if _, err := os.Stat(name); err != nil {
-				t.Errorf("source type %q: %v", typ, err)
-			}
+		if _, err := os.Stat(base + ".go"); err != nil {
+			t.Errorf("source type %q has no file of its own: %v", typ, err)
+		}
+		if tests, _ := os.ReadFile(base + "_test.go"); !strings.Contains(string(tests), "\nfunc Test") {
+			t.Errorf("source type %q has no tests: write at least one func Test in %s_test.go", typ, base)
+		}
+		if !strings.Contains(string(manual), `.It Li \(dq`+typ+`\(dq`) {
+			t.Errorf(`docs/man/kured-agent.toml.5 says nothing about type %q: add ".It Li \(dq%s\(dq" and a sentence`, typ, typ)
 		}
 		for _, key := range Keys(typ) {
 			if !strings.Contains(string(example), key+" =") {

@@ -57,6 +57,7 @@ func demo(ctx context.Context, host *cluster.Host) bool {
 		host.Fatalf("%v", err)
 	}
 	hub := machines.NewHub(host)
+	fmt.Println("Three Debian machines: containers that boot their own systemd. They load no kernel, so DOWN is short.")
 	fmt.Println("A control plane: etcd, kube-apiserver, kube-controller-manager, kube-scheduler, with the roles and policies of packaging/kubernetes.")
 	c := cluster.Start(host, cluster.Options{Workloads: true, Scheduler: true, Audit: true})
 	url := c.ListenIn(hub.NetNS(), machines.HubAddress+":6443")
@@ -65,6 +66,8 @@ func demo(ctx context.Context, host *cluster.Host) bool {
 	fmt.Printf("An application of %d pods; its disruption budget lets %d go at a time.\n", replicas, spare)
 	c.Apply(fmt.Sprintf(application, replicas, replicas-spare))
 	c.MustKubectl("rollout", "status", "deployment/web", "--timeout=60s")
+
+	fmt.Println("A healthy boot must last 1 s here before the node is given back ([boot] settle; the default is 10 s).")
 
 	fmt.Printf("\nNow all three need a reboot. One may be down at a time. Seconds since then:\n\n")
 	s := newStory(c, members)

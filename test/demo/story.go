@@ -290,9 +290,13 @@ func (s *story) conclude() bool {
 		}
 		return false
 	}
-	fmt.Printf("Shown: a signal, a file and a request, each tainted its node at once; the three machines took turns, never two "+
-		"cordoned together; each was drained, really rebooted through logind, proven by a new boot id and made clean by its "+
-		"boot unit; of %d pods never fewer than %d were ready.\n", replicas, s.fewest)
+	fmt.Printf(`Shown:
+ - A signal, a file and a request: each tainted its node at once.
+ - The three machines took turns, never two cordoned together.
+ - Each was drained and really rebooted through logind, proven by a new boot id.
+ - Each was made clean by its boot unit.
+ - Of %d pods never fewer than %d were ready.
+`, replicas, s.fewest)
 	return true
 }
 
