@@ -212,6 +212,10 @@ func TestExitCodesAndWhatIsSaid(t *testing.T) {
 		{"status", busy(), "", []string{"status"}, 0,
 			[]string{"default         2       2       n1, n2", "n2     no", "down", "replacing a disk", "slot-default-1"}, 0},
 		{"status as JSON", busy(), "", []string{"status", "--json"}, 0, []string{`"phase": "has turn"`, `"holders": [`}, 0},
+		{"JSON of a quiet fleet has empty lists", alone, "", []string{"status", "--json"}, 0,
+			[]string{`"nodes": []`, `"holders": []`}, 0},
+		{"JSON without a ConfigMap has empty lists", missing, "", []string{"status", "--json"}, 0,
+			[]string{`"pools": []`, `"nodes": []`}, 0},
 		{"status of a quiet fleet", alone, "", []string{"status"}, 0, []string{"no node waits"}, 0},
 		{"status without a ConfigMap", missing, "", []string{"status"}, 0, []string{"kubectl apply -k"}, 0},
 
@@ -232,6 +236,10 @@ func TestExitCodesAndWhatIsSaid(t *testing.T) {
 			[]string{"give --selector"}, 0},
 		{"sync without a percentage", busy(), "", []string{"pools", "sync", "--pool", "default", "--max-unavailable", "2"}, 2,
 			[]string{"pools set"}, 0},
+		{"sync without a pool", busy(), "", []string{"pools", "sync", "--max-unavailable", "10%"}, 2,
+			[]string{"--pool is missing; see kubectl kured pools sync --help"}, 0},
+		{"sync without how many", busy(), "", []string{"pools", "sync", "--pool", "default"}, 2,
+			[]string{"--max-unavailable is missing"}, 0},
 		{"sync without nodes", missing, "", []string{"pools", "sync", "--pool", "x", "--max-unavailable", "1%", "-l", "a=b"}, 1,
 			[]string{"there is none, so nothing was changed", "--selector"}, 0},
 
@@ -352,6 +360,7 @@ func TestAKubeconfigThatDoesNotWorkIsNamed(t *testing.T) {
 		want string
 	}{
 		{"none", nil, "KUBECONFIG"},
+		{"none, and a context of it", []string{"--context", "foo"}, "there is no kubeconfig"},
 		{"no such file", []string{"--kubeconfig", "/nonexistent/config"}, "/nonexistent/config"},
 		{"no such context", []string{"--kubeconfig", working, "--context", "prod"}, "prod"},
 		{"no answer", []string{"--kubeconfig", unreachable}, "is this the right cluster?"},
@@ -360,6 +369,17 @@ func TestAKubeconfigThatDoesNotWorkIsNamed(t *testing.T) {
 		code := execute(t.Context(), append(c.args, "status"), strings.NewReader(""), &out, &wrong)
 		if code != exitFailed || !strings.Contains(wrong.String(), c.want) || out.Len() > 0 {
 			t.Errorf("%s: %d %s%s", c.name, code, &wrong, &out)
+		}
+	}
+}
+
+func TestNoArgumentIsCompletedAsAFile(t *testing.T) {
+	const noFiles = ":4\n" // what the shell's script reads
+	for _, words := range [][]string{{"hold"}, {"hold", "n1"}, {"unhold"}, {"release"}, {"pause"}, {"pools", "set"}} {
+		args := append(append([]string{"__complete"}, words...), "")
+		var out, wrong bytes.Buffer
+		if code := execute(t.Context(), args, strings.NewReader(""), &out, &wrong); code != 0 || out.String() != noFiles {
+			t.Errorf("%v: %d %q", words, code, &out)
 		}
 	}
 }

@@ -17,6 +17,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"k8s.io/klog/v2"
 
 	"github.com/kured-agent/kured-agent/internal/fleet"
@@ -114,7 +115,7 @@ Two nodes at a time:         kubectl kured pools set default 2`,
 
 func help(c *cobra.Command, _ []string) error { return c.Help() }
 
-// strict makes a wrong number of arguments, or a word that is no command, a usage error.
+// strict makes a wrong number of arguments, or a word that is no command, a usage error. No argument is a file.
 func strict(c *cobra.Command) {
 	check := c.Args
 	if check == nil {
@@ -126,6 +127,7 @@ func strict(c *cobra.Command) {
 		}
 		return nil
 	}
+	c.ValidArgsFunction = cobra.NoFileCompletions
 	for _, sub := range c.Commands() {
 		strict(sub)
 	}
@@ -142,7 +144,7 @@ func (o *options) client(dryRun bool) (*fleet.Client, error) {
 	rules.ExplicitPath = o.kubeconfig
 	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules,
 		&clientcmd.ConfigOverrides{CurrentContext: o.context}).ClientConfig()
-	if clientcmd.IsEmptyConfig(err) {
+	if clientcmd.IsEmptyConfig(err) || err != nil && nothingIn(rules) { // with --context the first says nothing
 		return nil, errors.New("there is no kubeconfig: give --kubeconfig or set KUBECONFIG")
 	}
 	if err != nil {
@@ -155,6 +157,11 @@ func (o *options) client(dryRun bool) (*fleet.Client, error) {
 	config.UserAgent = programName + "/" + version
 	config.Timeout = requestTimeout
 	return fleet.New(config, fleet.Options{Namespace: o.namespace, DryRun: dryRun})
+}
+
+func nothingIn(rules *clientcmd.ClientConfigLoadingRules) bool {
+	loaded, err := rules.Load()
+	return err == nil && clientcmdapi.IsConfigEmpty(loaded)
 }
 
 func versionCommand() *cobra.Command {

@@ -78,6 +78,12 @@ other pool are known to their own configuration only, so label them.
 When no node is found nothing is written: a mistyped selector must not decide how many nodes go.`,
 		Example: "  kubectl kured pools sync --pool workers --max-unavailable 10% --selector node-role=worker",
 		RunE: func(c *cobra.Command, _ []string) error {
+			switch {
+			case pool == "":
+				return usage(seeHelp(c, errors.New("--pool is missing")))
+			case percentage == "":
+				return usage(seeHelp(c, errors.New("--max-unavailable is missing")))
+			}
 			percent, err := fleet.ParsePercent(percentage)
 			members, problem := fleet.MembersOf(pool, selector)
 			if err := usage(errors.Join(fleet.CheckPool(pool), err, problem)); err != nil {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 
 	"github.com/spf13/cobra"
 
@@ -20,17 +21,18 @@ func checkCommand(o *options) *cobra.Command {
 		Use:   "check-config",
 		Short: "Check the configuration, the credential and the Node name",
 		Long: `Reads the configuration and prints every problem with file, line and key. Then it checks the kubeconfig, and
-asks the API server whether the Node is this machine and every right is there; --offline leaves that out.
+asks the API server whether the Node is this machine and every right is there; --offline leaves that out, and the
+kubeconfig may be missing yet.
 
 Exit codes: 0 fine, 1 wrong, 2 usage.`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			ctx, cancel := context.WithTimeout(c.Context(), onceTimeout)
 			defer cancel()
-			name, err := o.check(ctx, offline)
+			name, note, err := o.check(ctx, offline)
 			if err != nil {
 				return &codeError{code: exitFailed, err: err}
 			}
-			_, err = fmt.Fprintf(c.OutOrStdout(), "%s: fine, for node %s\n", o.config, name)
+			_, err = fmt.Fprintf(c.OutOrStdout(), "%s: fine, for node %s\n%s", o.config, name, note)
 			return err
 		},
 	}
@@ -38,22 +40,32 @@ Exit codes: 0 fine, 1 wrong, 2 usage.`,
 	return c
 }
 
-func (o *options) check(ctx context.Context, offline bool) (name string, err error) {
+// check returns the name of the Node, and a line about what is still to be done.
+func (o *options) check(ctx context.Context, offline bool) (name, note string, err error) {
 	cfg, err := o.load()
 	if err != nil {
-		return "", err
+		return "", "", err
 	}
 	p, err := o.wire(cfg, wiring{dry: true}, slog.New(report.NewHandler(slog.LevelError)))
-	if err != nil || offline {
-		if p != nil {
-			name = p.name
-		}
-		return name, err
+	if _, refused := errors.AsType[*kube.RefusedError](err); refused && offline && missing(cfg.Cluster.Kubeconfig) {
+		name, err = kube.FindNodeName(o.root, cfg.Node.Name)
+		return name, fmt.Sprintf("kubeconfig %q is not there yet\n", cfg.Cluster.Kubeconfig), err
+	}
+	if err != nil {
+		return "", "", err
+	}
+	if offline {
+		return p.name, "", nil
 	}
 	err = (&identity{p: p}).Prove(ctx)
 	var proof *kube.ProofError
 	if err != nil && !errors.As(err, &proof) {
-		return "", fmt.Errorf("asking the API server (--offline leaves this out): %w", err)
+		return "", "", fmt.Errorf("asking the API server (--offline leaves this out): %w", err)
 	}
-	return p.name, err
+	return p.name, "", err
+}
+
+func missing(path string) bool {
+	_, err := os.Stat(path)
+	return errors.Is(err, os.ErrNotExist)
 }

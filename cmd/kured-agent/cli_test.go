@@ -47,6 +47,9 @@ func with(more map[string]string) map[string]string {
 func TestExitCodesAndWhatIsSaid(t *testing.T) {
 	t.Setenv("DBUS_SYSTEM_BUS_ADDRESS", "unix:path=/nonexistent/bus")
 	const pointing = "[node]\nname = \"n1\"\n[cluster]\nkubeconfig = \"ROOT/etc/kured/kubeconfig\"\n"
+	const kubeletsOwn = "{clusters: [{name: c, cluster: {server: 'https://127.0.0.1:1', insecure-skip-tls-verify: true}}], " +
+		"users: [{name: 'system:node:n1', user: {token: x}}], " +
+		"contexts: [{name: c, context: {cluster: c, user: 'system:node:n1'}}], current-context: c}"
 	for _, c := range []struct {
 		name  string
 		files map[string]string
@@ -55,18 +58,33 @@ func TestExitCodesAndWhatIsSaid(t *testing.T) {
 		says  []string
 	}{
 		{"version", nil, []string{"version"}, 0, []string{"kured-agent dev"}},
-		{"an unknown flag is a usage error", nil, []string{"status", "--jason"}, 2, []string{"unknown flag"}},
+		{"an unknown flag is a usage error", nil, []string{"status", "--jason"}, 2,
+			[]string{"unknown flag", "; see kured-agent status --help"}},
+		{"an unknown command is a usage error", nil, []string{"bogus"}, 2, []string{`"bogus"`, "; see kured-agent --help"}},
 		{"too many arguments are a usage error", nil, []string{"plan", "now"}, 2, []string{"--help"}},
 		{"a request needs an id", nil, []string{"request"}, 2, []string{"--help"}},
-		{"help teaches", nil, []string{"--help"}, 0, []string{"systemctl enable --now kured-agent", "kured-agent/hold"}},
+		{"--all alone does not ask for a reboot", nil, []string{"request", "--all", "x"}, 2,
+			[]string{"--all takes requests back: give --clear too"}},
+		{"--all takes every request, so no id", nil, []string{"request", "--clear", "--all", "x"}, 2, []string{"--help"}},
+		{"nobody reads the reason of a request that is taken back", nil, []string{"request", "--clear", "x", "why"}, 2,
+			[]string{"no reason"}},
+		{"--clear needs an id", nil, []string{"request", "--clear"}, 2, []string{"--help"}},
+		{"help teaches", nil, []string{"--help"}, 0, []string{"systemctl enable --now kured-agent", "kubectl kured hold NODE"}},
 		{"no configuration", hostFiles, []string{"check-config"}, 1, []string{"/etc/kured/config.toml"}},
 		{"every problem of the configuration, with line and key", with(map[string]string{
 			"etc/kured/config.toml": "[drian]\n[reboot]\nmin_interval = 30\n",
 		}), []string{"check-config", "--offline"}, 1,
 			[]string{"config.toml:1", "drain", "config.toml:3", "reboot.min_interval", "30s"}},
 		{"no kubeconfig", with(map[string]string{"etc/kured/config.toml": pointing}),
-			[]string{"check-config", "--offline"}, 1,
-			[]string{"/etc/kured/kubeconfig", "README"}},
+			[]string{"check-config"}, 1,
+			[]string{"/etc/kured/kubeconfig\": it does not exist\n", "README"}},
+		{"without the cluster the configuration is fine before there is a kubeconfig",
+			with(map[string]string{"etc/kured/config.toml": pointing}), []string{"check-config", "--offline"}, 0,
+			[]string{"config.toml: fine, for node n1\n", "kubeconfig\" is not there yet\n"}},
+		{"a problem a line, and the way out that they share at the end", with(map[string]string{
+			"etc/kured/config.toml": pointing, "etc/kured/kubeconfig": kubeletsOwn,
+		}), []string{"check-config", "--offline"}, 1,
+			[]string{"nor take slots\n", "kubeconfig\": it says insecure-skip-tls-verify", "instead\nkured-agent: give this node"}},
 		{"the agent does not start with a wrong configuration, and systemd does not retry", with(map[string]string{
 			"etc/kured/config.toml": "[slot]\nmax_hold = \"soon\"\n",
 		}), []string{"run"}, 78, []string{"slot.max_hold"}},
@@ -84,6 +102,7 @@ func TestExitCodesAndWhatIsSaid(t *testing.T) {
 		}), []string{"status"}, 3, []string{"DOES NOT RUN"}},
 		{"a request without an agent says where to look", hostFiles, []string{"request", "x"}, 1,
 			[]string{"kured-agent.service"}},
+		{"an id is no file", nil, []string{"__complete", "request", ""}, 0, []string{":4\n"}},
 		{"completions", nil, []string{"completion", "bash"}, 0, []string{"kured-agent"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -90,10 +90,22 @@ func misfit(err error) error {
 	return err
 }
 
+// lister is a *kube.RefusedError or a *kube.ProofError.
+type lister interface {
+	error
+	Lines() []string
+}
+
 // printError writes lists of problems one a line, as they are.
 func printError(w io.Writer, err error) {
 	if wrong, ok := errors.AsType[*config.Error](err); ok {
 		_, _ = fmt.Fprintln(w, strings.TrimRight(wrong.Error(), "\n"))
+		return
+	}
+	if list, ok := errors.AsType[lister](err); ok {
+		for _, line := range list.Lines() {
+			_, _ = fmt.Fprintf(w, "%s: %s\n", productName, line)
+		}
 		return
 	}
 	_, _ = fmt.Fprintf(w, "%s: %v\n", productName, err)
@@ -120,13 +132,15 @@ window, cordons and drains the node, reboots it through logind, and gives it bac
 It is run by systemd:     systemctl enable --now kured-agent
 See what it does:         kured-agent status
 See what it would do:     kured-agent plan
-Hold this node back:      kubectl annotate node NODE kured-agent/hold="why"
+Hold this node back:      kubectl kured hold NODE "why"
 Stop it, undoing all:     systemctl disable --now kured-agent`,
 		Version:       version,
 		SilenceErrors: true,
 		SilenceUsage:  true,
+		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &codeError{code: exitUsage, err: err} })
+	root.SetFlagErrorFunc(wrongUsage)
+	root.Args = usageArgs(nil)
 	flags := root.PersistentFlags()
 	flags.StringVarP(&o.config, "config", "c", "/etc/kured/config.toml",
 		"configuration file; config.d/*.toml beside it is read too")
@@ -142,18 +156,23 @@ Stop it, undoing all:     systemctl disable --now kured-agent`,
 		cleanupCommand(o), versionCommand())
 	for _, c := range root.Commands() {
 		c.Args = usageArgs(c.Args)
+		c.ValidArgsFunction = cobra.NoFileCompletions // no argument is a file
 	}
 	return root
 }
 
-// usageArgs makes a wrong number of arguments a usage error.
+func wrongUsage(c *cobra.Command, err error) error {
+	return &codeError{code: exitUsage, err: fmt.Errorf("%w; see %s --help", err, c.CommandPath())}
+}
+
+// usageArgs makes a wrong number of arguments, or a word that is no command, a usage error.
 func usageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
 	if check == nil {
 		check = cobra.NoArgs
 	}
 	return func(c *cobra.Command, args []string) error {
 		if err := check(c, args); err != nil {
-			return &codeError{code: exitUsage, err: fmt.Errorf("%w; see %s --help", err, c.CommandPath())}
+			return wrongUsage(c, err)
 		}
 		return nil
 	}

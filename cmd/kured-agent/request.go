@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/spf13/cobra"
@@ -24,8 +25,15 @@ own time: turn, window, gates and drain apply. A request is gone after a boot.`,
   kured-agent request --clear microcode-20261110
   kured-agent request --clear --all`,
 		Args: func(c *cobra.Command, args []string) error {
-			if all && clear {
+			switch {
+			case all && !clear:
+				return errors.New("--all takes requests back: give --clear too")
+			case all:
 				return cobra.NoArgs(c, args)
+			case clear && len(args) > 1:
+				return errors.New("--clear takes an ID and no reason")
+			case clear:
+				return cobra.ExactArgs(1)(c, args)
 			}
 			return cobra.RangeArgs(1, 2)(c, args)
 		},

@@ -53,7 +53,7 @@ type Pools struct {
 
 // summarize puts slots to their pools. A pool that is held but not listed shows up too.
 func summarize(data map[string]string, slots []Slot) Pools {
-	var all Pools
+	all := Pools{Pools: []Pool{}} // an empty list is one in JSON too
 	byName := map[string]*Pool{}
 	for name, value := range data {
 		if name == pausedKey {

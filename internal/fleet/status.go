@@ -213,7 +213,7 @@ func view(n *node, slots []Slot) (v Node, ok bool) {
 
 // Status reads the pools, the slots and every Node, page by page.
 func (c *Client) Status(ctx context.Context) (Status, error) {
-	var s Status
+	s := Status{Nodes: []Node{}} // an empty list is one in JSON too
 	config, err := c.readConfig(ctx)
 	switch {
 	case apierrors.IsNotFound(err):

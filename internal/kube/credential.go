@@ -63,10 +63,10 @@ func ownGroup(gid int) bool {
 func plugin(config *rest.Config) string {
 	switch {
 	case config.ExecProvider != nil:
-		return fmt.Sprintf("it gets its credential from the program %q, and the agent starts no programs: %s",
-			text.Line(config.ExecProvider.Command, maxText), wayEnrol)
+		return fmt.Sprintf("it gets its credential from the program %q, and the agent starts no programs",
+			text.Line(config.ExecProvider.Command, maxText))
 	case config.AuthProvider != nil:
-		return fmt.Sprintf("auth provider %q is not supported: %s", text.Line(config.AuthProvider.Name, maxText), wayEnrol)
+		return fmt.Sprintf("auth provider %q is not supported", text.Line(config.AuthProvider.Name, maxText))
 	}
 	return ""
 }
@@ -84,7 +84,7 @@ func kubelet(config *rest.Config, user string) string {
 		return ""
 	}
 	return fmt.Sprintf("it carries the identity %q: kubelet credentials cannot change taints (the NodeRestriction "+
-		"admission plugin forbids it) nor take slots; %s", text.Line(name, maxText), wayEnrol)
+		"admission plugin forbids it) nor take slots", text.Line(name, maxText))
 }
 
 func insecure(config *rest.Config) string {

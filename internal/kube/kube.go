@@ -166,7 +166,8 @@ func load(path string) (*rest.Config, error) {
 	info, err := os.Stat(path)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
-		refused.add("it does not exist: " + wayEnrol)
+		refused.add("it does not exist")
+		refused.Way = wayEnrol
 		return nil, refused
 	case err != nil:
 		return nil, fmt.Errorf("reading kubeconfig %q: %w", path, err)
@@ -203,8 +204,12 @@ func load(path string) (*rest.Config, error) {
 	case err != nil:
 		return nil, fmt.Errorf("reading kubeconfig %q: %w", path, err)
 	}
-	refused.add(plugin(config))
-	refused.add(kubelet(config, user))
+	for _, problem := range []string{plugin(config), kubelet(config, user)} {
+		if problem != "" {
+			refused.add(problem)
+			refused.Way = wayEnrol
+		}
+	}
 	refused.add(insecure(config))
 	if len(refused.Problems) > 0 {
 		return nil, refused
@@ -249,14 +254,24 @@ func (b *bounded) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// RefusedError says why a kubeconfig is not used, and the way out of each problem.
+// RefusedError says why a kubeconfig is not used.
 type RefusedError struct {
 	Path     string
-	Problems []string
+	Problems []string // each with the way out unless that is Way
+	Way      string   // out of a missing file and a credential of the wrong kind; empty: neither
 }
 
 func (e *RefusedError) Error() string {
-	return fmt.Sprintf("refusing kubeconfig %q: %s", e.Path, strings.Join(e.Problems, "; "))
+	return fmt.Sprintf("refusing kubeconfig %q: %s", e.Path, strings.Join(lines(e.Problems, e.Way), "; "))
+}
+
+// Lines has one problem a line, and at the end the way out that they share.
+func (e *RefusedError) Lines() []string {
+	var all []string
+	for _, problem := range e.Problems {
+		all = append(all, fmt.Sprintf("refusing kubeconfig %q: %s", e.Path, problem))
+	}
+	return lines(all, e.Way)
 }
 
 func (e *RefusedError) add(problem string) {

@@ -15,14 +15,26 @@ import (
 	"github.com/kured-agent/kured-agent/internal/text"
 )
 
-const wayApply = "kubectl apply -k packaging/kubernetes"
+const wayApply = "kubectl apply -k packaging/kubernetes (on a node: /usr/share/kured-agent/kubernetes) gives the " +
+	"ClusterRole and the Role \"kured-agent\" every right"
 
 // ProofError lists everything that keeps the agent from working with this Node and this credential.
 type ProofError struct {
-	Problems []string // each names the object and the way out
+	Problems []string // each names the object, and the way out unless that is Way
+	Way      string   // out of every missing right; empty: none is missing
 }
 
-func (e *ProofError) Error() string { return strings.Join(e.Problems, "; ") }
+func (e *ProofError) Error() string { return strings.Join(e.Lines(), "; ") }
+
+// Lines has one problem a line, and at the end the way out that they share.
+func (e *ProofError) Lines() []string { return lines(e.Problems, e.Way) }
+
+func lines(problems []string, way string) []string {
+	if way == "" {
+		return problems
+	}
+	return append(slices.Clip(problems), way)
+}
 
 // right is something the agent has to be allowed to do.
 type right struct {
@@ -93,8 +105,8 @@ func (c *Client) Prove(ctx context.Context, nodeName, machineID string) error {
 		if right.Lock {
 			where = fmt.Sprintf("in namespace %q", c.namespace)
 		}
-		proof.Problems = append(proof.Problems,
-			fmt.Sprintf("the agent may not %s %s: %s (ClusterRole and Role \"kured-agent\")", right, where, wayApply))
+		proof.Problems = append(proof.Problems, fmt.Sprintf("the agent may not %s %s", right, where))
+		proof.Way = wayApply
 	}
 	if len(proof.Problems) > 0 {
 		return &proof

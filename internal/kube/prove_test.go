@@ -122,10 +122,14 @@ func TestEachMissingRightIsNamedWithTheWayOut(t *testing.T) {
 			t.Run(fmt.Sprintf("%s silent=%v", right, silent), func(t *testing.T) {
 				server := &proofServer{node: nodeBody(machine, ""), missing: right, silent: silent}
 				client, _ := kubetest.Server(t, server)
-				got := problems(t, client.Prove(t.Context(), "n1", machine))
-				if len(got) != 1 || !strings.Contains(got[0], "may not "+right) ||
-					!strings.Contains(got[0], "kubectl apply -k packaging/kubernetes") {
+				err := client.Prove(t.Context(), "n1", machine)
+				if got := problems(t, err); len(got) != 1 || !strings.Contains(got[0], "may not "+right) {
 					t.Errorf("got %q", got)
+				}
+				for _, way := range []string{"kubectl apply -k packaging/kubernetes", "/usr/share/kured-agent/kubernetes"} {
+					if strings.Count(err.Error(), way) != 1 {
+						t.Errorf("the way out %q is not there once: %v", way, err)
+					}
 				}
 			})
 		}
@@ -134,8 +138,12 @@ func TestEachMissingRightIsNamedWithTheWayOut(t *testing.T) {
 
 func TestAClusterWideRightMustNotComeFromTheSlotsNamespace(t *testing.T) {
 	client, _ := kubetest.Server(t, &proofServer{node: nodeBody(machine, ""), wrongScope: true})
-	if got := problems(t, client.Prove(t.Context(), "n1", machine)); len(got) != 5 {
+	err := client.Prove(t.Context(), "n1", machine)
+	if got := problems(t, err); len(got) != 5 {
 		t.Errorf("got %q", got)
+	}
+	if strings.Count(err.Error(), "kubectl apply") != 1 {
+		t.Errorf("five missing rights have one way out: %v", err)
 	}
 }
 
