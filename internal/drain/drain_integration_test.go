@@ -24,15 +24,7 @@ import (
 var shared *cluster.Cluster
 
 func TestMain(m *testing.M) {
-	host := cluster.NewHost("drain-test", os.Stderr)
-	code := 1
-	if err := host.Run(func() {
-		shared = cluster.Start(host, cluster.Options{ControllerManager: true})
-		code = m.Run()
-	}); err != nil {
-		host.Logf("%v", err)
-	}
-	os.Exit(code)
+	cluster.Main(m, "drain-test", cluster.Options{ControllerManager: true}, &shared)
 }
 
 var started = time.Now()

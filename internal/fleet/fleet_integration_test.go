@@ -29,15 +29,7 @@ const namespace = "kured-agent"
 var shared *cluster.Cluster
 
 func TestMain(m *testing.M) {
-	host := cluster.NewHost("fleet-test", os.Stderr)
-	code := 1
-	if err := host.Run(func() {
-		shared = cluster.Start(host, cluster.Options{ControllerManager: true})
-		code = m.Run()
-	}); err != nil {
-		host.Logf("%v", err)
-	}
-	os.Exit(code)
+	cluster.Main(m, "fleet-test", cluster.Options{ControllerManager: true}, &shared)
 }
 
 var program = sync.OnceValues(func() (string, error) {

@@ -4,7 +4,6 @@
 package gate_test
 
 import (
-	"os"
 	"strings"
 	"testing"
 
@@ -15,17 +14,7 @@ import (
 
 var shared *cluster.Cluster
 
-func TestMain(m *testing.M) {
-	host := cluster.NewHost("gate-test", os.Stderr)
-	code := 1
-	if err := host.Run(func() {
-		shared = cluster.Start(host, cluster.Options{})
-		code = m.Run()
-	}); err != nil {
-		host.Logf("%v", err)
-	}
-	os.Exit(code)
-}
+func TestMain(m *testing.M) { cluster.Main(m, "gate-test", cluster.Options{}, &shared) }
 
 func TestOnlyPodsThatRunOnThisNodeBlock(t *testing.T) {
 	c := shared.For(t)

@@ -6,7 +6,6 @@ package kube_test
 import (
 	"errors"
 	"fmt"
-	"os"
 	"strings"
 	"testing"
 	"time"
@@ -19,17 +18,7 @@ import (
 
 var shared *cluster.Cluster
 
-func TestMain(m *testing.M) {
-	host := cluster.NewHost("kube-test", os.Stderr)
-	code := 1
-	if err := host.Run(func() {
-		shared = cluster.Start(host, cluster.Options{})
-		code = m.Run()
-	}); err != nil {
-		host.Logf("%v", err)
-	}
-	os.Exit(code)
-}
+func TestMain(m *testing.M) { cluster.Main(m, "kube-test", cluster.Options{}, &shared) }
 
 func TestTheConfinedTokenIsProven(t *testing.T) {
 	c := shared.For(t)

@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -32,15 +31,7 @@ const key = "kured-agent/reboot-required"
 var shared *cluster.Cluster
 
 func TestMain(m *testing.M) {
-	host := cluster.NewHost("node-test", os.Stderr)
-	code := 1
-	if err := host.Run(func() {
-		shared = cluster.Start(host, cluster.Options{ControllerManager: true})
-		code = m.Run()
-	}); err != nil {
-		host.Logf("%v", err)
-	}
-	os.Exit(code)
+	cluster.Main(m, "node-test", cluster.Options{ControllerManager: true}, &shared)
 }
 
 // agent registers a node and returns its client with the confined, node-bound token.

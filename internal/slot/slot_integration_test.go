@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -29,15 +28,7 @@ const namespace = "kured-agent"
 var shared *cluster.Cluster
 
 func TestMain(m *testing.M) {
-	host := cluster.NewHost("slot-test", os.Stderr)
-	code := 1
-	if err := host.Run(func() {
-		shared = cluster.Start(host, cluster.Options{ControllerManager: true})
-		code = m.Run()
-	}); err != nil {
-		host.Logf("%v", err)
-	}
-	os.Exit(code)
+	cluster.Main(m, "slot-test", cluster.Options{ControllerManager: true}, &shared)
 }
 
 // pool sets N of a pool of its own for this test and returns its name.

@@ -24,17 +24,7 @@ import (
 var shared *cluster.Cluster
 
 func TestMain(m *testing.M) {
-	host := cluster.NewHost("agent", os.Stderr)
-	code := 1
-	err := host.Run(func() {
-		shared = cluster.Start(host, cluster.Options{ControllerManager: true, Audit: true})
-		code = m.Run()
-	})
-	if err != nil {
-		host.Logf("%v", err)
-		code = 1
-	}
-	os.Exit(code)
+	cluster.Main(m, "agent", cluster.Options{ControllerManager: true, Audit: true}, &shared)
 }
 
 func TestAFileBecomesOneRebootWithThreeNodeWrites(t *testing.T) {

@@ -103,3 +103,19 @@ func (h *Host) Failed() bool {
 	defer h.mu.Unlock()
 	return h.failed
 }
+
+// Main is the TestMain of a package whose tests share one cluster: it runs them and ends with their exit code. shared is
+// set before the first test begins.
+func Main(m interface{ Run() int }, name string, o Options, shared **Cluster) {
+	host := NewHost(name, os.Stderr)
+	code := 1
+	err := host.Run(func() {
+		*shared = Start(host, o)
+		code = m.Run()
+	})
+	if err != nil {
+		host.Logf("%v", err)
+		code = 1
+	}
+	os.Exit(code)
+}
