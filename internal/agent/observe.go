@@ -14,8 +14,8 @@ const (
 	// freshAge bounds how old an answer about the Node may be once the slot is ours: what is acted on was true a moment
 	// ago.
 	freshAge = 10 * time.Second
-	// nodeAge bounds it while the node only waits: a hold annotation or a foreign change is seen after that time at the
-	// latest.
+	// nodeAge bounds it while the node only waits, or longer where many do: a hold annotation or a foreign change is seen
+	// after that time, and before the cordon in any case.
 	nodeAge = 5 * time.Minute
 	// bootAge bounds it while the kubelet of a new boot is waited for: a hint of the bus is no reason to ask twice.
 	bootAge = 300 * time.Millisecond
@@ -271,7 +271,7 @@ func (a *Agent) maxAge(o plan.Observed) time.Duration {
 	case a.heldBack:
 		return heldAge
 	}
-	return nodeAge
+	return max(nodeAge, nodeLooks*a.queue.pause())
 }
 
 // verifyEvery is the pace of verifications while a slot is only held: a human who frees it is obeyed then.

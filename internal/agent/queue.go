@@ -25,6 +25,10 @@ const (
 	perNode   = time.Second     // of the pause: one look a second in the whole pool
 	countAge  = 30 * time.Minute
 
+	// What is known of the Node, and of how many there are, is believed for so many looks at the slots, if that is longer:
+	// 5,000 waiting nodes may ask for little more than the slots.
+	nodeLooks, countLooks = 20, 24
+
 	yieldPerPod = 50 * time.Millisecond
 	yieldMost   = 3 * time.Second
 	yieldHalf   = time.Hour // age at which the moment is half as long
@@ -88,7 +92,7 @@ func (a *Agent) nextTurn(ctx context.Context, pool string, claim Claim) plan.Tur
 
 // lookEvery is the pause between two looks at the slots. A count that fails costs patience, not turns.
 func (a *Agent) lookEvery(ctx context.Context, pool string) time.Duration {
-	if q := &a.queue; q.counted == 0 || a.Uptime()-q.counted > countAge {
+	if q := &a.queue; q.counted == 0 || a.Uptime()-q.counted > max(countAge, countLooks*q.pause()) {
 		nodes, err := a.Slots.Nodes(ctx, pool)
 		if err != nil {
 			a.Logger.Warn("counting the nodes: looking at the slots every minute", "err", err)
@@ -96,5 +100,10 @@ func (a *Agent) lookEvery(ctx context.Context, pool string) time.Duration {
 		}
 		q.nodes, q.counted = nodes, max(a.Uptime(), 1)
 	}
-	return min(max(time.Duration(min(a.queue.nodes, 1000))*perNode, tryEvery), trySeldom)
+	return a.queue.pause()
+}
+
+// pause is what the number of nodes asks for.
+func (q queue) pause() time.Duration {
+	return min(max(time.Duration(min(q.nodes, 1000))*perNode, tryEvery), trySeldom)
 }

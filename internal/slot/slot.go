@@ -68,7 +68,7 @@ type size struct {
 }
 
 // sizeLooks is how many looks at a full pool believe an old N: a pool that grows is seen after so many.
-const sizeLooks = 6
+const sizeLooks = 11
 
 // New returns the client of one node's slots. It sends nothing.
 func New(core, coordination rest.Interface, o Options) *Client {

@@ -163,7 +163,21 @@ func TestABlockInhibitorIsWaitedForAndNamed(t *testing.T) {
 			if why := n.Property("Why"); !strings.Contains(why, "packager") {
 				t.Errorf("why is %q, want the inhibitor's name", why)
 			}
+			// The agent does not ask what logind would refuse: on 257 that is a refusal for root too.
+			for user, refused := range map[string]bool{"kured-agent": true, "root": suite == debian13} {
+				if !refused {
+					continue
+				}
+				out, err := n.RunAs(user, "busctl", "call", "org.freedesktop.login1", "/org/freedesktop/login1",
+					"org.freedesktop.login1.Manager", "RebootWithFlags", "t", "0")
+				if err == nil {
+					t.Errorf("logind took a reboot from %s past the inhibitor: %s", user, out)
+				}
+			}
 			n.mustHaveBoots(1)
+			if _, cordoned := n.node().Annotations["kured-agent/cordoned"]; cordoned || len(n.slots()) != 0 {
+				t.Error("cordoned, or a slot taken, for a reboot that logind would refuse")
+			}
 			n.MustRun("systemctl", "stop", "inhibitor")
 			n.waitReturned(2)
 		})
