@@ -4,7 +4,7 @@ export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 
 GOFLAGS_BUILD = -trimpath -buildvcs=false -ldflags '-s -w -X main.version=$(VERSION)'
 GOLANGCI = go run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 
-.PHONY: help build test test-unit test-integration lint package e2e demo bench clean
+.PHONY: help build test test-unit test-integration lint package e2e demo bench fleet clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -29,13 +29,13 @@ package: ## deb and rpm for amd64 and arm64 in dist/
 	VERSION=$(VERSION) packaging/build.sh
 
 e2e: ## packages on booted Debian machines that really reboot (root; installs Debian packages, and says so)
-	test/machines/install-deps.sh
+	test/machines/install-deps.sh e2e
 	test/controlplane/build.sh
 	VERSION=$(VERSION) packaging/build.sh amd64 deb
 	go test -tags e2e -p 1 -timeout 60m -count 1 -v ./test/machines ./test/e2e
 
 demo: ## the main job on three machines, told line by line (root; installs Debian packages, and says so)
-	test/machines/install-deps.sh
+	test/machines/install-deps.sh demo
 	test/controlplane/build.sh
 	VERSION=$(VERSION) packaging/build.sh amd64 deb
 	go run ./test/demo
@@ -44,6 +44,11 @@ bench: ## memory, size, latency and request figures against their targets
 	test/controlplane/build.sh
 	VERSION=$(VERSION) packaging/build.sh amd64 deb
 	go test -tags bench -timeout 30m -count 1 -v -run TestFigures ./test/bench
+
+fleet: ## the double drain, 5,000 waiting agents and a million schedules, counted (14 minutes)
+	test/controlplane/build.sh
+	go test -tags fleet -timeout 5m -count 1 -v -run 'Schedule' ./internal/slot
+	go test -tags fleet -timeout 15m -count 1 -v -parallel 2 ./test/fleet
 
 clean: ## remove what was built here (caches stay)
 	rm -rf dist

@@ -157,6 +157,7 @@ func (a *Agent) acquire(ctx context.Context, o plan.Observed) error {
 			return err
 		}
 	}
+	a.weigh(ctx)
 	if a.spread(ctx, a.pool(o.Node)) {
 		return nil
 	}

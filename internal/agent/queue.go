@@ -36,7 +36,7 @@ const (
 
 // queue is what a waiting node knows about itself and the others.
 type queue struct {
-	since   time.Duration // uptime at which the wait began
+	since   time.Duration // uptime at which the wait began; zero: not yet, in this process
 	pods    int           // that would have to move; of the newest look at them
 	yielded bool          // others were let pass since the slot was found free
 	nodes   int
@@ -46,14 +46,25 @@ type queue struct {
 
 // enqueue begins a wait: how much there is to move decides how long others are let pass.
 func (a *Agent) enqueue(ctx context.Context) {
-	a.queue = queue{since: a.Uptime(), yielded: true}
-	if a.Drain {
-		if pods, err := a.Drainer.Look(ctx); err == nil {
-			a.queue.pods = pods.Left
-			a.foresee(pods)
-		}
-	}
+	a.queue = queue{yielded: true, nodes: a.queue.nodes, counted: a.queue.counted}
+	a.weigh(ctx)
 	a.waitTurn(firstTry+jitter(firstTry)+a.yieldFor(), "")
+}
+
+// weigh looks at what there is to move, once a wait. A restart in the middle of one weighs again: a loaded node that
+// forgot its load would go first.
+func (a *Agent) weigh(ctx context.Context) {
+	if a.queue.since > 0 {
+		return
+	}
+	a.queue.since = a.Uptime()
+	if !a.Drain {
+		return
+	}
+	if pods, err := a.Drainer.Look(ctx); err == nil {
+		a.queue.pods = pods.Left
+		a.foresee(pods)
+	}
 }
 
 // spread lets a moment pass when many nodes may look at once, as long as a pause between two looks at the most.

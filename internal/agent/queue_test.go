@@ -73,3 +73,16 @@ func TestAHeavyNodeLooksBeforeItTakesAndTakesTheSecondTime(t *testing.T) {
 		}
 	})
 }
+
+func TestARestartInTheWaitWeighsAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSim(t)
+		s.pods = 60
+		a := waiting(s, 3, 0)
+		a.queue = queue{}
+		a.weigh(t.Context())
+		if !a.yields() || a.yieldFor() != 3*time.Second {
+			t.Errorf("a loaded node that was restarted yields for %s", a.yieldFor())
+		}
+	})
+}
