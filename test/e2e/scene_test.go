@@ -226,9 +226,12 @@ type cordons struct {
 func (s *scene) watchCordons() *cordons {
 	s.Helper()
 	w := &cordons{now: map[string]bool{}}
-	s.c.Watch(s.Context(), "/api/v1/nodes", func(_ string, object json.RawMessage) {
+	s.c.Watch(s.Context(), "/api/v1/nodes", func(event string, object json.RawMessage) {
 		var node corev1.Node
 		if json.Unmarshal(object, &node) == nil {
+			if event == "DELETED" { // the last state of what is no node any more
+				delete(node.Annotations, marker)
+			}
 			w.take(&node)
 		}
 	})
