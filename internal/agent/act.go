@@ -145,11 +145,9 @@ func (a *Agent) waitTurn(d time.Duration, why string) {
 	}
 }
 
-const (
-	// cancelPause follows a cordon that was taken back, because the need went or something came in the way: what comes
-	// and goes must not drain the node again and again.
-	cancelPause = 5 * time.Minute
-)
+// cancelPause follows a cordon that was taken back, because the need went or something came in the way: what comes and
+// goes must not drain the node again and again.
+const cancelPause = 5 * time.Minute
 
 func (a *Agent) acquire(ctx context.Context, o plan.Observed) error {
 	if !o.Record.Marked || o.Record.Boot != o.Boot || o.Record.NodeUID != o.Node.UID {

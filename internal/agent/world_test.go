@@ -16,7 +16,8 @@ import (
 )
 
 // sim is one machine and its cluster, small enough to be right. Every call of a port passes through op, where a fault
-// may be injected: the call fails before or after its effect, the process dies, or the power goes.
+// may be injected: the call fails before or after its effect, the process dies, or the power goes. It lives in a bubble
+// of testing/synctest, and so does all of this package's time: a sleep here takes none.
 type sim struct {
 	t    *testing.T
 	mu   *sync.Mutex // of the whole pool

@@ -17,6 +17,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/kured-agent/kured-agent/internal/bus/bustest"
+	"github.com/kured-agent/kured-agent/internal/report"
 	"github.com/kured-agent/kured-agent/test/cluster"
 	"github.com/kured-agent/kured-agent/test/lab"
 )
@@ -267,6 +268,32 @@ func TestARefusedRebootIsRolledBackAndBackedOff(t *testing.T) {
 				t.Errorf("logind was asked %d times", m.Asked())
 			}
 		})
+	}
+}
+
+// logind accepts, and nothing follows: the deadline is two minutes, on the real binary too.
+func TestAnAcceptedRebootThatDoesNotComeIsRolledBackAndBackedOff(t *testing.T) {
+	t.Parallel()
+	c := shared.For(t)
+	m := lab.New(t, c, "accepted", lab.Options{})
+	m.Start()
+	m.Require("kernel")
+	m.WaitAsked(1)
+	m.WaitPhase("Rebooting")
+	var u report.Update
+	c.Eventually("the attempt is given up", 3*time.Minute, func() bool {
+		u, _ = m.Status()
+		return u.Phase == "Waiting"
+	})
+	taint, cordon, marker, slot := m.Marks()
+	if !taint || cordon || marker || slot {
+		t.Errorf("afterwards: taint %v, cordon %v, marker %v, slot %v", taint, cordon, marker, slot)
+	}
+	if u.Failure == nil || !strings.Contains(u.Failure.Why, "no shutdown came") || u.Until.Before(time.Now().Add(10*time.Minute)) {
+		t.Errorf("failure %+v until %s", u.Failure, u.Until)
+	}
+	if m.Asked() != 1 {
+		t.Errorf("logind was asked %d times", m.Asked())
 	}
 }
 

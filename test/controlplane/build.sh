@@ -25,7 +25,7 @@ if [ ! -x "$binary" ]; then
 	teller=$!
 	trap 'kill $teller 2>/dev/null || true' EXIT
 	echo "building the test control plane, first time only, about 7 minutes on two cores" >&2
-	# The API server compares versions with clients, so the upstream placeholder will not do.
+	# The API server compares versions with clients, so the version of a build without one will not do.
 	CGO_ENABLED=0 go build -mod=readonly \
 		-ldflags="-s -w -X k8s.io/component-base/version.gitVersion=$version" -o "$binary.new" . >&2
 	mv "$binary.new" "$binary"

@@ -5,6 +5,7 @@
 package e2e
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -47,13 +48,11 @@ func (s *scene) rollOut(nodes ...*node) (first *node, others []*node) {
 // mustStand watches for a while that none of the nodes gets its turn.
 func (s *scene) mustStand(nodes []*node, why string) {
 	s.Helper()
-	for deadline := time.Now().Add(12 * time.Second); time.Now().Before(deadline); time.Sleep(200 * time.Millisecond) {
-		for _, n := range nodes {
-			if n.cordoned() || len(n.slots()) > 0 || len(n.Boots()) > 1 {
-				s.Fatalf("%s went on although %s", n.Name(), why)
-			}
-		}
-	}
+	s.stays("no other node goes on, because "+why, 12*time.Second, func() bool {
+		return !slices.ContainsFunc(nodes, func(n *node) bool {
+			return n.cordoned() || len(n.slots()) > 0 || len(n.Boots()) > 1
+		})
+	})
 	for _, n := range nodes {
 		if got := n.Property("Phase"); got != "WaitingTurn" && got != "Locking" || !n.tainted() {
 			s.Errorf("%s is in phase %s, tainted %v", n.Name(), got, n.tainted())
@@ -148,16 +147,10 @@ func TestFiveMachinesWithTwoSlotsStopWhereTheyMust(t *testing.T) {
 		}
 		return crashed && len(sick.Boots()) > 1 && len(dead.slots()) == 1 && len(sick.slots()) == 1
 	})
-	for deadline := time.Now().Add(12 * time.Second); time.Now().Before(deadline); time.Sleep(200 * time.Millisecond) {
-		if held := s.c.Leases("kured-agent"); len(held) > 2 {
-			t.Fatalf("%d slots are held of two", len(held))
-		}
-		for _, n := range []*node{plain, refused, stuck} {
-			if len(n.slots()) > 0 {
-				t.Fatalf("%s has a slot beside the dead and the sick one", n.Name())
-			}
-		}
-	}
+	s.stays("only the dead and the sick one have a slot", 12*time.Second, func() bool {
+		return len(s.c.Leases("kured-agent")) <= 2 &&
+			!slices.ContainsFunc([]*node{plain, refused, stuck}, func(n *node) bool { return len(n.slots()) > 0 })
+	})
 	s.c.MustKubectl("delete", "node", dead.Name())
 	if !allowed { // its turn comes only now
 		refused.eventually("is refused by its budget", cycleBound, func() bool {

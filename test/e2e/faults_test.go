@@ -115,7 +115,7 @@ func TestAnAgentKilledAllTheTimeFinishesTheCycleWithOneReboot(t *testing.T) {
 		if len(n.Boots()) == 2 && len(ours(s.c.NodeOrNil(n.Name()))) == 0 {
 			break
 		}
-		// Ever longer lives: each kill falls a little later than the one before, over all of the cycle.
+		// Ever longer lives, in real time: each kill falls a little later than the one before, over all of the cycle.
 		time.Sleep(time.Duration(100+kills*25) * time.Millisecond)
 		_, _ = n.Exec("systemctl", "kill", "--signal=KILL", "kured-agent.service", "kured-agent-boot.service")
 	}
@@ -209,12 +209,9 @@ func TestTheBootUnitWaitsForAnAPIServerThatIsAway(t *testing.T) {
 	n.eventually("the second boot begins", cycleBound, func() bool { return len(n.Boots()) == 2 })
 	s.c.KillAPIServer()
 	n.WaitBoot(2)
-	for range 20 {
-		time.Sleep(500 * time.Millisecond)
-		if state := n.UnitProperty("kured-agent-boot.service", "ActiveState"); state != "activating" {
-			t.Fatalf("the boot unit is %q while the API server is away", state)
-		}
-	}
+	s.stays("the boot unit waits while the API server is away", 10*time.Second, func() bool {
+		return n.UnitProperty("kured-agent-boot.service", "ActiveState") == "activating"
+	})
 	s.c.StartAPIServer()
 	n.waitReturned(2)
 	if result := n.UnitProperty("kured-agent-boot.service", "Result"); result != "success" {
@@ -251,8 +248,7 @@ func TestTheAPIServerMayGoAwayAtAnyPhase(t *testing.T) {
 	s.c.StartAPIServer()
 	n.waitPhase("Draining")
 	s.c.PauseAPIServer()
-	time.Sleep(3 * time.Second)
-	n.mustHaveBoots(1)
+	s.stays("an API server that does not answer leads to no reboot", 3*time.Second, func() bool { return len(n.Boots()) == 1 })
 	s.c.ResumeAPIServer()
 	n.waitReturned(2)
 	n.mustHaveBoots(2)

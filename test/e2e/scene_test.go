@@ -196,6 +196,16 @@ func (n *node) waitReturned(boot int) {
 		n.Name(), cycleBound, len(n.Boots()), boot, n.phase(), n.Property("Why"), left, n.slots())
 }
 
+// stays watches for a while that something remains as it is: that nothing happens is no condition to wait for.
+func (s *scene) stays(what string, d time.Duration, holds func() bool) {
+	s.Helper()
+	for deadline := time.Now().Add(d); time.Now().Before(deadline); time.Sleep(200 * time.Millisecond) {
+		if !holds() {
+			s.Fatalf("it did not stay so that %s", what)
+		}
+	}
+}
+
 // mustHaveBoots fails when there are more or fewer boots.
 func (n *node) mustHaveBoots(want int) {
 	n.s.Helper()
