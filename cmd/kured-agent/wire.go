@@ -100,7 +100,7 @@ func (o *options) wire(cfg *config.Config, w wiring, logger *slog.Logger) (*part
 }
 
 func (p *parts) wireSources(o *options, logger *slog.Logger) error {
-	specs := signal.Defaults(o.root)
+	specs := signal.Defaults()
 	if len(p.config.Sources) > 0 {
 		specs = nil
 		for _, s := range p.config.Sources {

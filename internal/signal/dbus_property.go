@@ -12,6 +12,11 @@ import (
 
 func init() {
 	register("dbus-property", kind{
+		about: About{
+			Watched:  "one property of one service on the system bus (`PropertiesChanged`, and every 10 minutes)",
+			Required: "the property has the given value",
+			Cleared:  "it has another one, or the service has been off the bus for 2 minutes",
+		},
 		keys: []key{
 			{name: "name", required: true, check: isBusName},
 			{name: "path", required: true, check: isObjectPath},

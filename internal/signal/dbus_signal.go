@@ -18,6 +18,11 @@ import (
 
 func init() {
 	register("dbus-signal", kind{
+		about: About{
+			Watched:  "one signal of one service on the system bus; what it says while the agent is down is missed",
+			Required: "the signal arrives, or its `argument` equals the given value",
+			Cleared:  "the signal arrives with another value, or the reboot",
+		},
 		keys: []key{
 			{name: "name", required: true, check: isBusName},
 			{name: "path", required: true, check: isObjectPath},

@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -32,18 +33,19 @@ const levelFile = "reboot-needed"
 
 func init() {
 	register("file", kind{
+		about: About{
+			Watched: "the directory of the file (inotify), and the file every 5 minutes; `<file>.pkgs` names the packages",
+			Required: "the file exists; of a file named `reboot-needed` the content counts, which may be `none`, " +
+				"`soft-reboot` or `kexec`",
+			Cleared: "the file is removed, or says `none`, for 5 s",
+			Beside:  "whatever waits for the same file, such as unattended-upgrades with `Automatic-Reboot`",
+		},
 		keys: []key{{name: "path", required: true, check: isFilePath}},
 		build: func(options map[string]any, env Env) Source {
 			path := options["path"].(string)
 			return &file{path: path, host: filepath.Join(env.Root, path), log: env.Logger}
 		},
-		preset: func(string) []Spec {
-			var specs []Spec
-			for _, name := range []string{"reboot-required", levelFile} {
-				specs = append(specs, Spec{Type: "file", Options: map[string]any{"path": "/run/" + name}})
-			}
-			return specs
-		},
+		presets: []map[string]any{{"path": "/run/reboot-required"}, {"path": "/run/" + levelFile}},
 	})
 }
 
@@ -207,6 +209,13 @@ func (f *file) read() State {
 func exists(path string) bool {
 	_, err := os.Stat(path)
 	return err == nil
+}
+
+// anyOf says whether one of the files is there, each relative to the root of the host.
+func anyOf(files ...string) func(root string) bool {
+	return func(root string) bool {
+		return slices.ContainsFunc(files, func(f string) bool { return exists(filepath.Join(root, f)) })
+	}
 }
 
 // parseLevel reads the content of reboot-needed: the highest level of its words. An empty file is libzypp's plain

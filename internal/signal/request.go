@@ -29,10 +29,15 @@ const (
 
 func init() {
 	register("request", kind{
+		about: About{
+			Watched:  "our own object `org.kured.Agent1` on the bus, which `kured-agent request` calls",
+			Required: "somebody asked for a reboot",
+			Cleared:  "`kured-agent request --clear`, or the reboot",
+		},
 		build: func(_ map[string]any, env Env) Source {
 			return &requests{bus: env.Bus, log: env.Logger, file: filepath.Join(env.Runtime, "requests.json"), hint: newHints()}
 		},
-		preset: func(string) []Spec { return []Spec{{Type: "request"}} },
+		presets: []map[string]any{nil},
 	})
 }
 

@@ -16,6 +16,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/kured-agent/kured-agent/internal/bus"
 	"github.com/kured-agent/kured-agent/internal/plan"
@@ -49,6 +50,7 @@ type Env struct {
 type Spec struct {
 	Type    string
 	Options map[string]any
+	Preset  bool // of the default set: it rests while its service is not installed
 }
 
 // Problem is a mistake in the options of a source. An empty Key means the whole table.
@@ -56,11 +58,22 @@ type Problem struct{ Key, Message string }
 
 // kind is a registered type of source.
 type kind struct {
+	about About
 	keys  []key
 	check func(options map[string]any) []Problem // what concerns more than one key; may be nil
 	build func(options map[string]any, env Env) Source
-	// preset returns the sources that belong to the default set of the host under root; nil for none.
-	preset func(root string) []Spec
+	// presets are the options of its sources in the default set.
+	presets []map[string]any
+	// installed says whether a preset has something to watch on the host under root; nil: on every host.
+	installed func(root string) bool
+}
+
+// About tells people about a type: docs/sources.md is rendered from it. Plain Markdown, each one line.
+type About struct {
+	Watched  string // what is read, and what hints at a change
+	Required string // when it requires a reboot
+	Cleared  string // when it takes that back
+	Beside   string // what must be switched off beside it, since it reboots by itself; empty: nothing
 }
 
 // key is one option. check returns what is wrong with a value, or "".
@@ -74,7 +87,8 @@ var kinds = map[string]kind{}
 
 // register is called from init; a mistake there is one of the program.
 func register(typ string, k kind) {
-	if _, taken := kinds[typ]; taken || typ == "" || k.build == nil {
+	told := k.about.Watched != "" && k.about.Required != "" && k.about.Cleared != ""
+	if _, taken := kinds[typ]; taken || typ == "" || k.build == nil || !told {
 		panic(fmt.Sprintf("registering source type %q: duplicate or incomplete", typ))
 	}
 	kinds[typ] = k
@@ -122,13 +136,13 @@ func Check(typ string, options map[string]any) []Problem {
 	return problems
 }
 
-// Defaults returns the sources of a host without a [[source]]: the files, requests, and each preset whose service is
-// installed under root.
-func Defaults(root string) []Spec {
+// Defaults returns the sources of a configuration without a [[source]]: the files, requests, and every preset. A preset
+// whose service is not installed rests, and starts by itself once it is.
+func Defaults() []Spec {
 	var specs []Spec
 	for _, typ := range slices.SortedFunc(maps.Keys(kinds), defaultOrder) {
-		if preset := kinds[typ].preset; preset != nil {
-			specs = append(specs, preset(root)...)
+		for _, options := range kinds[typ].presets {
+			specs = append(specs, Spec{Type: typ, Options: options, Preset: true})
 		}
 	}
 	return specs
@@ -166,7 +180,11 @@ func Build(specs []Spec, env Env) ([]Source, error) {
 			}
 			continue
 		}
-		source := kinds[spec.Type].build(spec.Options, env)
+		k := kinds[spec.Type]
+		source := k.build(spec.Options, env)
+		if spec.Preset && k.installed != nil {
+			source = preset{source, func() bool { return k.installed(env.Root) }}
+		}
 		seen[source.Name()]++
 		if n := seen[source.Name()]; n > 1 {
 			source = renamed{source, fmt.Sprintf("%s#%d", source.Name(), n)}
@@ -175,6 +193,30 @@ func Build(specs []Spec, env Env) ([]Source, error) {
 	}
 	return sources, errors.Join(errs...)
 }
+
+// preset is a source of the default set, which may have nothing to watch on this host.
+type preset struct {
+	Source
+	installed func() bool
+}
+
+// Run looks now and then whether the service has been installed: nobody should have to restart the agent for that.
+func (p preset) Run(ctx context.Context, report func(State)) error {
+	tick := time.NewTicker(pollLevel)
+	defer tick.Stop()
+	for !p.installed() {
+		report(State{Level: plan.NotRequired, Note: notInstalled})
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-tick.C:
+		}
+	}
+	return p.Source.Run(ctx, report)
+}
+
+// notInstalled is what a resting preset says of itself.
+const notInstalled = "not on this host"
 
 type renamed struct {
 	Source

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -143,25 +142,40 @@ func TestBuildRefusesWhatCheckRefusesAndTellsNamesakesApart(t *testing.T) {
 	}
 }
 
-func TestDefaultsFollowWhatIsInstalled(t *testing.T) {
-	root := t.TempDir()
-	types := func() []string {
-		var out []string
-		for _, s := range Defaults(root) {
-			out = append(out, s.Type)
-			if problems := Check(s.Type, s.Options); len(problems) > 0 {
-				t.Errorf("a default is wrong: %v", problems)
-			}
+func TestTheDefaultSetIsWholeAndValid(t *testing.T) {
+	specs := Defaults()
+	if len(specs) < 4 || specs[0].Type != "file" || specs[1].Type != "file" || specs[2].Type != "request" {
+		t.Errorf("the default set begins with %+v", specs)
+	}
+	for _, s := range specs {
+		if problems := Check(s.Type, s.Options); len(problems) > 0 || !s.Preset {
+			t.Errorf("a default is wrong: %+v, %v", s, problems)
 		}
-		return out
 	}
-	if got := types(); !slices.Equal(got, []string{"file", "file", "request"}) {
-		t.Errorf("on a plain host: %v", got)
-	}
-	write(t, filepath.Join(root, updateInstalled[0]), "<busconfig/>")
-	if got := types(); !slices.Equal(got, []string{"file", "file", "request", "update-engine"}) {
-		t.Errorf("on Flatcar: %v", got)
-	}
+}
+
+func TestAPresetRestsUntilItsServiceIsInstalled(t *testing.T) {
+	root := t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		specs := []Spec{{Type: "update-engine", Preset: true}}
+		sources, err := Build(specs, Env{Bus: bus.New(bus.Options{}), Root: root, Runtime: t.TempDir()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		set := NewSet(sources, nil, settle, nil)
+		go func() { _ = set.Run(t.Context()) }()
+		set.WaitFirst(t.Context())
+		_, _, status := set.Snapshot()
+		if s := status[0].State; s.Note != notInstalled || s.Level != plan.NotRequired || s.Err != nil {
+			t.Errorf("before: %+v", s)
+		}
+		write(t, filepath.Join(root, updateInstalled[0]), "<busconfig/>")
+		time.Sleep(pollLevel + waitBus + time.Second)
+		_, _, status = set.Snapshot()
+		if s := status[0].State; !errors.Is(s.Err, bus.ErrNotConnected) {
+			t.Errorf("afterwards: %+v", s)
+		}
+	})
 }
 
 func TestABusThatNeverComesIsToldWithinTheFirstWait(t *testing.T) {
@@ -171,7 +185,7 @@ func TestABusThatNeverComesIsToldWithinTheFirstWait(t *testing.T) {
 	for typ, options := range options {
 		synctest.Test(t, func(t *testing.T) {
 			// A Bus that is not run stands for one that hangs in the greeting: neither ever has a connection.
-			sources, err := Build([]Spec{{typ, options}}, Env{Bus: bus.New(bus.Options{}), Runtime: t.TempDir()})
+			sources, err := Build([]Spec{{Type: typ, Options: options}}, Env{Bus: bus.New(bus.Options{}), Runtime: t.TempDir()})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -250,7 +264,7 @@ func start(t *testing.T, env Env, typ string, options map[string]any) *probe {
 	if env.Runtime == "" {
 		env.Runtime = t.TempDir()
 	}
-	sources, err := Build([]Spec{{typ, options}}, env)
+	sources, err := Build([]Spec{{Type: typ, Options: options}}, env)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,8 +5,6 @@ package signal
 import (
 	"context"
 	"errors"
-	"path/filepath"
-	"slices"
 
 	"github.com/kured-agent/kured-agent/internal/bus"
 	"github.com/kured-agent/kured-agent/internal/plan"
@@ -29,13 +27,14 @@ var updateInstalled = []string{
 
 func init() {
 	register("update-engine", kind{
-		build: func(_ map[string]any, env Env) Source { return &updateEngine{env.Bus} },
-		preset: func(root string) []Spec {
-			if slices.ContainsFunc(updateInstalled, func(f string) bool { return exists(filepath.Join(root, f)) }) {
-				return []Spec{{Type: "update-engine"}}
-			}
-			return nil
+		about: About{
+			Watched:  "`com.coreos.update1` (signal `StatusUpdate`, method `GetStatus`), every 10 minutes without a signal",
+			Required: "the status is `UPDATE_STATUS_UPDATED_NEED_REBOOT`",
+			Cleared:  "any other status; Flatcar announces a reset of it to nobody, so within 10 minutes",
+			Beside:   "`systemctl mask --now locksmithd.service`",
 		},
+		build:   func(_ map[string]any, env Env) Source { return &updateEngine{env.Bus} },
+		presets: []map[string]any{nil}, installed: anyOf(updateInstalled...),
 	})
 }
 
