@@ -38,8 +38,8 @@ func (n need) Need() (plan.Level, []plan.Reason) {
 
 type slots struct{ *slot.Client }
 
-func (s slots) Acquire(ctx context.Context, pool, nodeUID, boot string, look bool) (agent.Claim, error) {
-	return claim(s.Client.Acquire(ctx, slot.Request{Pool: pool, NodeUID: nodeUID, Boot: boot, Look: look}))
+func (s slots) Acquire(ctx context.Context, r agent.Request) (agent.Claim, error) {
+	return claim(s.Client.Acquire(ctx, slot.Request(r)))
 }
 
 func (s slots) Find(ctx context.Context) (agent.Claim, error) {

@@ -145,7 +145,9 @@ func (p *parts) wireAgent(w wiring, logger *slog.Logger) {
 	p.agent = agent.New(agent.Options{
 		Policy: policy(cfg), Pool: cfg.Slot.Pool, TaintName: cfg.Taint.Key + ":" + cfg.Taint.Effect, Drain: cfg.Drain.Enabled,
 		Sources: need{p.sources}, Node: p.node, Slots: slots{slot.New(p.kube.Core(), p.kube.Coordination(),
-			slot.Options{Namespace: kube.DefaultNamespace, Node: p.name})},
+			slot.Options{
+				Namespace: kube.DefaultNamespace, Node: p.name, Nodes: cfg.Slot.Nodes, MaxNotReady: cfg.Slot.MaxNotReady,
+			})},
 		Drainer: drainer, Gates: gate.New(gateOptions(p)), Ready: gate.NewReady(p.kube.Core(), p.name, cfg.Boot.ReadyPods),
 		Logind: loginManager{login}, Units: systemManager{systemd, w.bootUnit, new(string)},
 		Host: recorder{p.host, w.dry, logger}, Identity: &identity{p: p},

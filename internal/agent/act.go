@@ -155,12 +155,14 @@ func (a *Agent) acquire(ctx context.Context, o plan.Observed) error {
 			return err
 		}
 	}
-	a.weigh(ctx)
 	if a.spread(ctx, a.pool(o.Node)) {
 		return nil
 	}
+	a.weigh(ctx)
 	a.searched = false // until the answer is definite and written down, a slot may be ours
-	claim, err := a.Slots.Acquire(ctx, a.pool(o.Node), o.Node.UID, o.Boot, a.yields())
+	claim, err := a.Slots.Acquire(ctx, Request{
+		Pool: a.pool(o.Node), NodeUID: o.Node.UID, Boot: o.Boot, ControlPlane: o.Node.ControlPlane, Look: a.yields(),
+	})
 	if err != nil {
 		return err
 	}

@@ -33,8 +33,8 @@ type lostAnswer struct {
 	lost *bool
 }
 
-func (s lostAnswer) Acquire(ctx context.Context, pool, node, boot string, look bool) (Claim, error) {
-	c, err := s.simSlots.Acquire(ctx, pool, node, boot, look)
+func (s lostAnswer) Acquire(ctx context.Context, r Request) (Claim, error) {
+	c, err := s.simSlots.Acquire(ctx, r)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if c.Taken && !*s.lost {
@@ -141,8 +141,8 @@ func TestASlotThatCannotBeWrittenDownIsGivenBack(t *testing.T) {
 
 type fillsTheDisk struct{ simSlots }
 
-func (f fillsTheDisk) Acquire(ctx context.Context, pool, node, boot string, look bool) (Claim, error) {
-	c, err := f.simSlots.Acquire(ctx, pool, node, boot, look)
+func (f fillsTheDisk) Acquire(ctx context.Context, r Request) (Claim, error) {
+	c, err := f.simSlots.Acquire(ctx, r)
 	if c.Taken {
 		f.mu.Lock()
 		f.diskFull = true

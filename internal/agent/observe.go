@@ -51,6 +51,9 @@ func (a *Agent) observe(ctx context.Context) plan.Observed {
 		a.searched = false
 	}
 	a.recorded = o.Record.Slot != nil
+	if a.queue.nodes == 0 {
+		a.queue.nodes = o.Record.Nodes
+	}
 	a.observeHost(ctx, &o)
 	if o.Shutdown || !a.needsAPI(o) {
 		return o
@@ -194,6 +197,10 @@ func (a *Agent) readCluster(ctx context.Context, o *plan.Observed) error {
 	a.heldBack = o.Node.Hold != "" || o.Node.Leaving != ""
 	if err := a.readSlot(ctx, o, first); err != nil {
 		return err
+	}
+	if first {
+		a.lookEvery(ctx, a.pool(o.Node))
+		o.Record.Nodes = a.queue.nodes
 	}
 	if err := a.notice(o, first, fingerprint); err != nil {
 		return err

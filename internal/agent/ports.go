@@ -41,10 +41,17 @@ type Claim struct {
 	Why     string // why not
 }
 
+// Request says for which pool, Node object and boot a slot is wanted.
+type Request struct {
+	Pool, NodeUID, Boot string
+	ControlPlane        bool
+	Look                bool // take none, only say whether one is free
+}
+
 // Slots is the cluster-wide lock.
 type Slots interface {
-	// Acquire takes a free slot. With look it takes none, and only says whether one is free.
-	Acquire(ctx context.Context, pool, nodeUID, boot string, look bool) (Claim, error)
+	// Acquire takes a free slot.
+	Acquire(ctx context.Context, r Request) (Claim, error)
 	// Nodes is about how many nodes may wait for the pool.
 	Nodes(ctx context.Context, pool string) (int, error)
 	// Find looks for a slot in our name, in every pool and of every boot.

@@ -25,6 +25,8 @@ const (
 	perNode   = time.Second     // of the pause: one look a second in the whole pool
 	countAge  = 30 * time.Minute
 
+	spreadFrom = 30 * time.Second // a pause from which the first looks are spread too
+
 	// What is known of the Node, and of how many there are, is believed for so many looks at the slots, if that is longer:
 	// 5,000 waiting nodes may ask for little more than the slots.
 	nodeLooks, countLooks = 20, 24
@@ -44,9 +46,15 @@ type queue struct {
 	crowd   bool          // many may have begun to look at this very moment: a window opened, or the agents were restarted
 }
 
-// enqueue begins a wait: how much there is to move decides how long others are let pass.
+// enqueue begins a wait: how much there is to move decides how long others are let pass. In a large pool the same update
+// may have tainted thousands this very second, so that all but the taint is put off and spread.
 func (a *Agent) enqueue(ctx context.Context) {
-	a.queue = queue{yielded: true, nodes: a.queue.nodes, counted: a.queue.counted}
+	a.queue = queue{nodes: a.queue.nodes, counted: a.queue.counted, crowd: a.queue.pause() > spreadFrom}
+	if a.queue.crowd {
+		a.waitTurn(firstTry+jitter(firstTry), "")
+		return
+	}
+	a.queue.yielded = true
 	a.weigh(ctx)
 	a.waitTurn(firstTry+jitter(firstTry)+a.yieldFor(), "")
 }
@@ -109,9 +117,21 @@ func (a *Agent) lookEvery(ctx context.Context, pool string) time.Duration {
 			a.Logger.Warn("counting the nodes: looking at the slots every minute", "err", err)
 			nodes = int(time.Minute / perNode)
 		}
-		q.nodes, q.counted = nodes, max(a.Uptime(), 1)
+		q.counted = max(a.Uptime(), 1)
+		a.keepCount(nodes)
 	}
 	return a.queue.pause()
+}
+
+// keepCount remembers the number of nodes over restarts: the first wait of a process should know it before it begins.
+func (a *Agent) keepCount(nodes int) {
+	if a.queue.nodes == nodes {
+		return
+	}
+	a.queue.nodes = nodes
+	if err := a.Host.UpdateRecord(func(r *plan.Record) { r.Nodes = nodes }); err != nil {
+		a.Logger.Debug("writing down how many nodes there are", "err", err)
+	}
 }
 
 // pause is what the number of nodes asks for.

@@ -86,3 +86,37 @@ func TestARestartInTheWaitWeighsAgain(t *testing.T) {
 		}
 	})
 }
+
+// 5,000 nodes that one update taints in the same second must not all look at pods and slots at once.
+func TestALargePoolSpreadsItsFirstLooksAndASmallOneDoesNot(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, c := range []struct {
+			nodes       int
+			least, most time.Duration // of the longest wait among many agents
+		}{
+			{3, 0, 9 * time.Second}, {30, 0, 9 * time.Second}, {5000, 3 * time.Minute, 5*time.Minute + 5*time.Second},
+		} {
+			var longest time.Duration
+			for range 100 {
+				s := newSim(t)
+				s.pods = 60
+				a := waiting(s, c.nodes, 0)
+				a.Uptime = func() time.Duration { return time.Hour }
+				a.queue = queue{nodes: c.nodes}
+				a.enqueue(t.Context())
+				wait := a.turn.Next - a.Uptime()
+				if looked := a.queue.pods == 60; looked != (c.nodes < 5000) {
+					t.Fatalf("%d nodes: looked at the pods %v", c.nodes, looked)
+				}
+				a.turn.Next = 0
+				if a.spread(t.Context(), "default") {
+					wait += a.turn.Next - a.Uptime()
+				}
+				longest = max(longest, wait)
+			}
+			if longest < c.least || longest > c.most {
+				t.Errorf("%d nodes: the last looks after %s", c.nodes, longest)
+			}
+		}
+	})
+}

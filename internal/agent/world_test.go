@@ -450,13 +450,14 @@ type simSlots struct{ *sim }
 
 func (s simSlots) Nodes(context.Context, string) (int, error) { return 3, nil }
 
-func (s simSlots) Acquire(_ context.Context, _, node, boot string, look bool) (c Claim, err error) {
+func (s simSlots) Acquire(_ context.Context, r Request) (c Claim, err error) {
+	node, boot := r.NodeUID, r.Boot
 	err = s.op(true, func() error {
 		switch _, of, _ := cut(s.lease); {
 		case s.lease == "" && s.pool.held() >= s.pool.n:
 			c = Claim{Why: "the slot is taken"}
 			return nil
-		case s.lease == "" && look:
+		case s.lease == "" && r.Look:
 			c = Claim{Free: true}
 			return nil
 		case s.lease == "":

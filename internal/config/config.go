@@ -61,8 +61,10 @@ type Taint struct {
 
 // Slot is the claim in the cluster-wide lock.
 type Slot struct {
-	Pool    string // empty: control-plane or default, by the Node's role
-	MaxHold time.Duration
+	Pool        string // empty: control-plane or default, by the Node's role
+	Nodes       string // label selector of the nodes of Pool; empty: not told
+	MaxNotReady *int   // of the other nodes of the pool; nil: any number
+	MaxHold     time.Duration
 }
 
 // What the drain does with a pod that has no controller, and what comes after its timeout.

@@ -184,6 +184,24 @@ func (t *table) duration(key string, into *time.Duration, least time.Duration, w
 	}
 }
 
+// count reads a number that is not negative, or the word that leaves into as it is.
+func (t *table) count(key string, into **int, word string) {
+	const most = 10_000
+	switch v, ok := t.value(key); n := v.(type) {
+	case int64:
+		if n < 0 || n > most {
+			t.report(key, "%d is not between 0 and %d", n, most)
+			return
+		}
+		count := int(n)
+		*into = &count
+	default:
+		if ok && v != word {
+			t.report(key, "is %s: write a number without quotes, or %q", kind(v), word)
+		}
+	}
+}
+
 // bareNumber matches "0" too, which Go takes for a duration.
 var bareNumber = regexp.MustCompile(`^-?[0-9]{1,19}$`)
 

@@ -146,7 +146,15 @@ func readSlot(root *table, c *Config, _ Options) {
 	t, s := root.one("slot"), &c.Slot
 	*s = Default().Slot
 	t.text("pool", &s.Pool, poolName)
+	t.text("nodes", &s.Nodes, selector)
+	t.count("max_not_ready", &s.MaxNotReady, "any")
 	t.duration("max_hold", &s.MaxHold, time.Second)
+	switch ownPool := s.Pool != "" && s.Pool != "default" && s.Pool != "control-plane"; {
+	case s.Nodes != "" && !ownPool:
+		t.report("nodes", "has no use: the nodes of the pools control-plane and default are known by their role")
+	case s.Nodes == "" && ownPool && s.MaxNotReady != nil:
+		t.report("max_not_ready", "needs nodes too: the label selector of the nodes of pool %s", quote(s.Pool))
+	}
 	t.close()
 }
 

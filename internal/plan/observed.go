@@ -172,6 +172,7 @@ type Record struct {
 	Startup string      `json:"startup,omitempty"` // boot in which the start-up taints were looked after
 	Reasons []Reason    `json:"reasons,omitempty"` // active now: seeds the sources after a restart
 	Proof   string      `json:"proof,omitempty"`   // fingerprint of the credential and Node name that were proven
+	Nodes   int         `json:"nodes,omitempty"`   // about how many may wait for the pool
 }
 
 // Window is where Now stands in the maintenance windows.

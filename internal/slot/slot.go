@@ -14,7 +14,6 @@ package slot
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -47,12 +46,18 @@ const (
 type Options struct {
 	Namespace string
 	Node      string
+	// Nodes selects the nodes of a pool that has a name of its own; empty: only the cluster as a whole is known.
+	Nodes string
+	// MaxNotReady is how many other nodes of the pool may be not Ready when a slot is taken; nil: any number.
+	MaxNotReady *int
 }
 
 // Client takes and gives back slots. Its methods may be called from several goroutines.
 type Client struct {
 	core, coordination rest.Interface
 	namespace, node    string
+	nodes              string // label selector of the pool's nodes
+	maxNotReady        *int
 	// settled is whether every creation so far has had an answer. Until then the list has to come from the quorum: the
 	// watch cache may not show yet what we created, and we would take a second slot.
 	settled atomic.Bool
@@ -73,16 +78,16 @@ const sizeLooks = 11
 // New returns the client of one node's slots. It sends nothing.
 func New(core, coordination rest.Interface, o Options) *Client {
 	return &Client{
-		core: core, coordination: coordination, namespace: o.Namespace, node: o.Node, known: map[string]size{},
+		core: core, coordination: coordination, namespace: o.Namespace, node: o.Node,
+		nodes: o.Nodes, maxNotReady: o.MaxNotReady, known: map[string]size{},
 	}
 }
 
 // Request says for which pool, Node object and boot a slot is wanted.
 type Request struct {
-	Pool    string
-	NodeUID string
-	Boot    string
-	Look    bool // take nothing: only say whether a slot is free
+	Pool, NodeUID, Boot string
+	ControlPlane        bool // the Node is of the control plane: another one of those must be Ready
+	Look                bool // take nothing: only say whether a slot is free
 }
 
 // Result is a slot, or why there is none.
@@ -135,6 +140,9 @@ func (c *Client) Acquire(ctx context.Context, r Request) (Result, error) {
 	case r.Look:
 		return Result{Free: true, Why: fmt.Sprintf("a slot of pool %q is free", r.Pool)}, nil
 	}
+	if why, err := c.budget(ctx, r); err != nil || why != "" {
+		return Result{Why: why}, err
+	}
 	rand.Shuffle(len(v.Free), func(i, j int) { v.Free[i], v.Free[j] = v.Free[j], v.Free[i] })
 	for _, index := range v.Free[:min(2, len(v.Free))] { // of two losers in a row, a look at the list knows more
 		result, err := c.create(ctx, slotName(r.Pool, index), r)
@@ -167,38 +175,6 @@ func (c *Client) learn(pools map[string]string, pool string) {
 		n = 0
 	}
 	c.known[pool] = size{n: n}
-}
-
-// controlPlane is the pool of nodes with this label; every other pool is taken to be as large as the cluster.
-const (
-	controlPlanePool  = "control-plane"
-	controlPlaneLabel = "node-role.kubernetes.io/control-plane"
-)
-
-// Nodes is about how many nodes may wait for the pool: a waiting node looks the less often the more others do. It reads
-// metadata of one Node, or of those of the control plane.
-func (c *Client) Nodes(ctx context.Context, pool string) (int, error) {
-	request := c.core.Get().Resource("nodes").
-		SetHeader("Accept", "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json")
-	if pool == controlPlanePool {
-		request.Param("labelSelector", controlPlaneLabel).Param("limit", "100")
-	} else {
-		request.Param("limit", "1")
-	}
-	raw, err := api.Body(request.MaxRetries(0).Do(ctx))
-	if err != nil {
-		return 0, fmt.Errorf("counting the nodes: %w", err)
-	}
-	var list struct {
-		Metadata struct {
-			RemainingItemCount int `json:"remainingItemCount"`
-		} `json:"metadata"`
-		Items []struct{} `json:"items"`
-	}
-	if err := json.Unmarshal(raw, &list); err != nil {
-		return 0, fmt.Errorf("counting the nodes: %w", err)
-	}
-	return len(list.Items) + max(list.Metadata.RemainingItemCount, 0), nil
 }
 
 // pools reads the ConfigMap, or says what to do when it is missing.

@@ -358,6 +358,11 @@ func TestNodesAreCountedWithoutReadingThem(t *testing.T) {
 		!strings.Contains(s.asked[1], "node-role.kubernetes.io%2Fcontrol-plane") {
 		t.Errorf("asked %q", s.asked)
 	}
+	// A pool of its own with a selector is counted alone, as far as its size matters.
+	c.nodes = "pool=gpu"
+	if n, err := c.Nodes(t.Context(), "gpu"); err != nil || n != 3 || !strings.Contains(s.asked[2], "labelSelector=pool%3Dgpu") {
+		t.Errorf("got %d, %v, asked %q", n, err, s.asked)
+	}
 	s.nodes = `{"metadata":{"remainingItemCount":-7}`
 	if n, err := c.Nodes(t.Context(), "default"); err == nil {
 		t.Errorf("a broken answer gave %d", n)

@@ -87,9 +87,13 @@ type taking struct {
 
 func newWaiter(t testing.TB, host, name, uid, pool string, pods int, next http.RoundTripper, taken chan<- taking) *waiter {
 	core, coordination := clients(t, host, name, next)
+	options := slot.Options{Namespace: namespace, Node: name}
+	if pool == edgePool {
+		options.Nodes = "pool=" + edgePool
+	}
 	return &waiter{
 		name: name, uid: uid, pool: pool, pods: pods, taken: taken, again: make(chan struct{}, 1),
-		slots: slot.New(core, coordination, slot.Options{Namespace: namespace, Node: name}),
+		slots: slot.New(core, coordination, options),
 		node:  node.New(core, node.Options{Name: name, TaintKey: "kured-agent/reboot-required", TaintEffect: "PreferNoSchedule"}),
 	}
 }
@@ -136,8 +140,8 @@ func (hostOf) Need() (plan.Level, []plan.Reason) {
 	return plan.Required, reasons
 }
 
-func (h hostOf) Acquire(ctx context.Context, pool, nodeUID, boot string, look bool) (agent.Claim, error) {
-	r, err := h.slots.Acquire(ctx, slot.Request{Pool: pool, NodeUID: nodeUID, Boot: boot, Look: look})
+func (h hostOf) Acquire(ctx context.Context, request agent.Request) (agent.Claim, error) {
+	r, err := h.slots.Acquire(ctx, slot.Request(request))
 	if r.Taken {
 		h.taken <- taking{h.waiter, time.Now(), r.Name}
 		select {
