@@ -8,6 +8,14 @@ import (
 	"time"
 )
 
+func becauseFarewell(_ Policy, _ Observed) (string, time.Duration) {
+	return "somebody else shuts this host down", 0
+}
+
+func becauseLetGo(_ Policy, _ Observed) (string, time.Duration) {
+	return "the shutdown need not wait for this agent any longer", 0
+}
+
 func becauseGoingDown(p Policy, o Observed) (string, time.Duration) {
 	if o.Shutdown {
 		return "the machine is shutting down", 0

@@ -25,12 +25,25 @@ func each(visit func(facts)) {
 				}
 				for _, f.need = range []Level{NotRequired, Required, Unknown} {
 					for _, f.health = range []health{sick, settling, fit} {
-						eachNode(f, visit)
+						for _, f.farewell = range farewells(f) {
+							eachNode(f, visit)
+						}
 					}
 				}
 			})
 		}
 	}
+}
+
+// farewells of a state: only a shutdown has them, and a Node that is not known or not given back gets no new mark.
+func farewells(f facts) []farewell {
+	switch {
+	case !f.shutdown:
+		return []farewell{farewellNone}
+	case f.api != APIRead || f.returning:
+		return []farewell{farewellNone, farewellOver}
+	}
+	return []farewell{farewellNone, farewellDue, farewellOver}
 }
 
 func eachNode(f facts, visit func(facts)) {
@@ -42,6 +55,9 @@ func eachNode(f facts, visit func(facts)) {
 		f.forgotten, f.missing, f.startup, f.tainted, f.marker, f.cordoned, f.stray = b[0], b[1], b[2], b[3], b[4], b[5], b[6]
 		if f.missing && (f.startup || f.tainted || f.stray || f.marker || f.cordoned) || f.startup && !f.returning {
 			return // no Node, no marks; a start-up taint is a return
+		}
+		if f.farewell == farewellDue && (f.missing || f.tainted) {
+			return // there is no Node to mark, or it is marked
 		}
 		for _, f.slot = range []SlotState{SlotNone, SlotOurs, SlotLost} {
 			if f.slot == SlotLost && !f.trouble {
@@ -104,7 +120,10 @@ var invariants = []struct {
 		return a != Release || !f.marker
 	}},
 	{"nothing is undone while a reboot is under way", func(f facts, _ Phase, a Action) bool {
-		return !f.shutdown && f.asked != askedPending || a == None
+		return !f.shutdown && f.asked != askedPending || a == None || f.farewell != farewellNone && (a == LetGo || a == Taint)
+	}},
+	{"a shutdown that waits for us is let go, after the mark at the latest", func(f facts, _ Phase, a Action) bool {
+		return f.farewell == farewellNone || a == LetGo || a == Taint && f.farewell == farewellDue
 	}},
 	{"no slot is kept in Idle or Waiting", func(f facts, p Phase, a Action) bool {
 		return a != None || p != Idle && p != Waiting && p != WaitingTurn || f.slot == SlotNone || f.gated
@@ -116,17 +135,17 @@ var invariants = []struct {
 		return a != None || p != Idle || !f.dirty()
 	}},
 	{"an unknown need starts nothing and cancels nothing", func(f facts, _ Phase, a Action) bool {
-		if f.need != Unknown || f.returning {
+		if f.need != Unknown || f.returning || f.farewell != farewellNone {
 			return true
 		}
 		return a == None || a == Forget || a == Unask || (f.trouble || f.barred) && (a == NoteFailure || a == RollBack || a == Release) ||
 			f.slot == SlotNone && a == RollBack
 	}},
 	{"without an answer of the API server nothing is done", func(f facts, _ Phase, a Action) bool {
-		return f.api == APIRead || a == None || a == Unask
+		return f.api == APIRead || a == None || a == Unask || a == LetGo
 	}},
 	{"a boot that is not healthy keeps everything", func(f facts, _ Phase, a Action) bool {
-		return !f.returning || f.health == fit || a == None || a == Forget || a == Unask
+		return !f.returning || f.health == fit || a == None || a == Forget || a == Unask || a == LetGo
 	}},
 	{"an action changes what it looks at", func(f facts, _ Phase, a Action) bool {
 		switch a {
@@ -152,6 +171,8 @@ var invariants = []struct {
 			return f.forgotten
 		case Unask:
 			return f.asked == askedDoubt
+		case LetGo:
+			return f.farewell == farewellOver
 		case None, Evict, DeletePods, StartTarget, Reboot: // nothing, or what the next observation shows
 		}
 		return true

@@ -76,6 +76,7 @@ type Node struct {
 	BootID             string // status.nodeInfo.bootID: the boot the kubelet reports for
 	Ready              bool
 	NetworkUnavailable bool
+	Heartbeat          time.Time // when the kubelet last said whether it is Ready
 }
 
 // SlotState says how the slot stands.
@@ -128,6 +129,7 @@ const (
 type Asked struct {
 	At      time.Duration `json:"at"` // uptime
 	Reasons []Reason      `json:"reasons,omitempty"`
+	Kind    Kind          `json:"kind,omitempty"` // zero: of a version that knew full reboots only
 }
 
 // Moment is when something was noted. In the same boot the uptime counts, since a host without a battery-backed clock
@@ -193,13 +195,16 @@ type Health struct {
 type Observed struct {
 	Now    time.Time     // wall clock, for windows and for what must survive a reboot
 	Uptime time.Duration // CLOCK_BOOTTIME, for every wait inside one boot
-	Boot   string        // boot id of the running system
+	Boot   string        // of the running system: the kernel's boot id, and after soft reboots their number: "id.2"
 
 	Need    Level
 	Reasons []Reason
 
 	Shutdown        bool          // logind is shutting the machine down
 	ShutdownUnknown bool          // logind can't be asked
+	Delaying        bool          // a shutdown waits for our delay inhibitor, or would
+	Scheduled       string        // a shutdown that somebody scheduled, ready to print
+	Beside          []string      // programs that reboot this host by themselves, ready to print
 	AskedHere       bool          // this very process asked logind, and was not refused
 	Inhibitors      []string      // who blocks a shutdown, ready to print
 	Gates           []string      // blockers that stand in the way, ready to print

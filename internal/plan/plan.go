@@ -81,13 +81,14 @@ const (
 	Settle             // record that nothing of ours is outstanding any more
 	Forget             // record that the Node object is another one now
 	Unask              // record that logind was not asked after all
+	LetGo              // let a shutdown that waits for us go on
 )
 
 var actionNames = [...]string{
 	"none", "taint", "acquire a slot", "cordon", "evict pods", "delete pods", "start the pre-reboot target", "reboot",
 	"return the node", "clean the node", "roll back the cordon", "release the slot", "note the failure",
 	"close the record",
-	"forget the old node", "take back that logind was asked",
+	"forget the old node", "take back that logind was asked", "let the shutdown go on",
 }
 
 func (a Action) String() string { return name(actionNames[:], int(a)) }
@@ -122,6 +123,8 @@ type Policy struct {
 	TaintInWindow  bool // [taint] when = "window"
 	StartupTaints  bool // [boot] remove_taints is not empty
 	AfterTimeout   AfterTimeout
+	Method         Kind          // the least kind of reboot; zero: as the reasons need
+	RefuseBeside   bool          // wait while another program would reboot this host
 	MinInterval    time.Duration // between two reboots of this node
 	LoopGuard      time.Duration // how long an unchanged reason may not reboot again
 	MaxHold        time.Duration // of the slot, in one boot
@@ -165,6 +168,14 @@ type because func(Policy, Observed) (why string, wake time.Duration)
 // included.
 func decide(f facts) (Phase, Action, because) {
 	switch {
+	// Somebody else's shutdown waits for our delay inhibitor: time enough for one patch.
+	case f.farewell == farewellDue:
+		return Rebooting, Taint, becauseFarewell
+
+	// The Node knows, or can't be told: nobody waits for us any longer.
+	case f.farewell == farewellOver:
+		return Rebooting, LetGo, becauseLetGo
+
 	// A reboot is under way: nothing is undone any more, whoever asked for it.
 	case f.shutdown || f.asked == askedPending:
 		return Rebooting, None, becauseGoingDown
@@ -315,6 +326,7 @@ func decide(f facts) (Phase, Action, because) {
 // facts is an observation reduced to what the table looks at. Every field has few values, so that a test can walk
 // through all of them.
 type facts struct {
+	farewell farewell
 	shutdown bool
 	asked    askedState
 	api      API
@@ -356,6 +368,25 @@ func (f facts) unasked() bool {
 
 func (f facts) dirty() bool { return f.tainted || f.stray || f.marker }
 
+// farewell is what is left to do in a shutdown that waits for our delay inhibitor.
+type farewell int
+
+const (
+	farewellNone farewell = iota // no shutdown, or it does not wait for us
+	farewellDue                  // the Node does not show yet that this host goes down
+	farewellOver
+)
+
+func parting(o Observed) farewell {
+	switch {
+	case !o.Shutdown || !o.Delaying:
+		return farewellNone
+	case o.API == APIRead && o.Node.UID != "" && !o.Node.Tainted && !o.Record.Marked && !IsReturning(o):
+		return farewellDue
+	}
+	return farewellOver
+}
+
 type askedState int
 
 const (
@@ -387,6 +418,7 @@ const (
 
 func look(p Policy, o Observed) facts {
 	f := facts{
+		farewell:     parting(o),
 		shutdown:     o.Shutdown,
 		asked:        asked(p, o),
 		api:          o.API,
@@ -484,7 +516,7 @@ func trouble(p Policy, o Observed) string {
 	case o.Slot.State == SlotLost:
 		return fmt.Sprintf("slot %s was taken away from this node", o.Slot.Name)
 	case ours && o.Uptime-o.Slot.Taken >= p.MaxHold:
-		return fmt.Sprintf("slot %s was held for max_hold = %s", o.Slot.Name, p.MaxHold)
+		return fmt.Sprintf("slot %s was held for max_hold = %s%s", o.Slot.Name, p.MaxHold, after(": ", o.Pods.Why))
 	case ours && o.Pods.Fatal && p.AfterTimeout == TimeoutRollsBack:
 		return "draining: " + o.Pods.Why
 	case ours && pods == podsStuck && p.AfterTimeout == TimeoutRollsBack:
@@ -495,6 +527,14 @@ func trouble(p Policy, o Observed) string {
 		return "a gate closed after the slot was taken: " + strings.Join(o.Gates, "; ")
 	}
 	return ""
+}
+
+// after joins what is not empty.
+func after(separator, s string) string {
+	if s == "" {
+		return ""
+	}
+	return separator + s
 }
 
 // gateGrace is how long a gate may be closed before a slot that is held is given back.
@@ -529,6 +569,11 @@ func bars(p Policy, o Observed) []bar {
 	if gateShut(o) {
 		for _, g := range o.Gates {
 			add(time.Time{}, "gate: %s", g)
+		}
+	}
+	if p.RefuseBeside {
+		for _, program := range o.Beside {
+			add(time.Time{}, "another program reboots this host by itself: %s", program)
 		}
 	}
 	if left := backoffLeft(o); left > 0 {

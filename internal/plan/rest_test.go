@@ -103,6 +103,10 @@ func anyWorld(r *rand.Rand) *world {
 	}
 	o.Reasons = []Reason{{Source: "file", ID: []string{"a", "b"}[r.IntN(2)]}}
 	o.Shutdown, o.ShutdownUnknown, o.AskedHere, o.Stopping, o.BootUnitWorks = is(20), is(10), is(2), is(8), is(10)
+	o.Delaying = is(2)
+	if is(12) {
+		p.RefuseBeside, o.Beside = is(2), []string{"locksmithd"}
+	}
 	if is(6) {
 		o.Inhibitors = []string{"apt"}
 	}

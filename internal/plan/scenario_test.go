@@ -170,6 +170,10 @@ func (w *world) run(word, value string) error {
 		o.BootUnitWorks = on
 	case "shutdown":
 		o.Shutdown = on
+	case "delay-inhibitor-held":
+		o.Delaying = on
+	case "beside":
+		w.p.RefuseBeside, o.Beside = true, list(value)
 	case "inhibitor":
 		o.Inhibitors = list(value)
 	case "gate":
@@ -284,6 +288,8 @@ func (w *world) do() {
 		o.AskedHere = true
 	case Unask:
 		r.Asked = nil
+	case LetGo:
+		o.Delaying = false
 	case Return, Clean:
 		o.Node.Startup = o.Node.Startup && w.step.Action == Clean
 		o.Node.Tainted, o.Node.Stray = false, false

@@ -102,6 +102,7 @@ func actionByIdent(t *testing.T, ident string) string {
 		"None": None, "Taint": Taint, "Acquire": Acquire, "Cordon": Cordon, "Evict": Evict, "DeletePods": DeletePods,
 		"StartTarget": StartTarget, "Reboot": Reboot, "Return": Return, "Clean": Clean, "RollBack": RollBack,
 		"Release": Release, "NoteFailure": NoteFailure, "Settle": Settle, "Forget": Forget, "Unask": Unask,
+		"LetGo": LetGo,
 	}[ident]
 	if !ok {
 		t.Fatalf("action %q is not in the table of this test", ident)
