@@ -188,6 +188,7 @@ func (a *Agent) take(ctx context.Context, o plan.Observed, claim Claim) error {
 		return errors.Join(err, a.Slots.Release(ctx, claim.Name, claim.UID))
 	}
 	a.lostSlot, a.searched, a.verifiedAt = false, true, taken
+	a.gatesAt = 0 // what closed while the slot was taken is seen before the cordon
 	return nil
 }
 

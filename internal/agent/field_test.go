@@ -171,6 +171,7 @@ func TestABlockerBetweenSlotAndCordonGivesTheSlotToTheNext(t *testing.T) {
 	t.Parallel()
 	for what, within := range map[string]time.Duration{
 		"hold": 5 * time.Second, "autoscaler": 5 * time.Second, "window": 5 * time.Second,
+		"gate": 45 * time.Second, // one question without an answer is not a closed gate
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			p := newFleet(t, 2, 1)
