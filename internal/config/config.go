@@ -93,10 +93,14 @@ type Gate struct {
 	Pods       []string // label selectors
 }
 
+// FiringAlerts is the query of a gate that names none. A pending alert may stay pending for ever (kubereboot/kured#393),
+// and alerts that always fire, such as Watchdog, are marked with this severity by those who write them.
+const FiringAlerts = `ALERTS{alertstate="firing",severity!="none"}`
+
 // Prometheus is a query whose every result blocks.
 type Prometheus struct {
 	URL       string // http or https
-	Query     string
+	Query     string // FiringAlerts unless given
 	CAFile    string // absolute path; empty: the host's certificates
 	TokenFile string // absolute path; empty: no token
 }

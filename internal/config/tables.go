@@ -191,7 +191,8 @@ func readGate(root *table, c *Config, _ Options) {
 }
 
 func readPrometheus(t *table) (p Prometheus) {
-	t.need("url", "query")
+	p.Query = FiringAlerts
+	t.need("url")
 	t.someText("url", &p.URL, webURL)
 	t.someText("query", &p.Query)
 	t.text("ca_file", &p.CAFile, absolute)
