@@ -397,7 +397,7 @@ func TestABudgetThatNeverAllowsLetsTheNextNodeGo(t *testing.T) {
 		})
 		p.life(24 * time.Hour)
 		next.atRest("its turn came")
-		if len(ended) < 3 || len(began) < len(ended) {
+		if len(ended) < 5 || len(began) < len(ended) || len(began) > 9 {
 			t.Fatalf("drains began at %v and ended at %v", began, ended)
 		}
 		for i := 1; i < len(began) && i <= len(ended); i++ {
