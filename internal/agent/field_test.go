@@ -305,7 +305,7 @@ func TestAReturnThatFailsAgainAndAgainIsTriedUntilItSucceeds(t *testing.T) {
 				t.Error(err)
 			}
 			s.nothingLeft(answer)
-			if tries != 51 || longest > stallMost*5/4+time.Second {
+			if tries != 51 || longest > 80*time.Second {
 				t.Errorf("%s: %d tries, the longest pause was %s", answer, tries, longest)
 			}
 		})
@@ -451,8 +451,9 @@ func TestEveryNodeThatNeedsARebootIsTaintedBeforeTheFirstDrain(t *testing.T) {
 			p := newFleet(t, 3, 1)
 			drains := 0
 			for i, s := range p.machines {
-				s.latency = time.Duration(1+i) * 200 * time.Millisecond
+				s.latency = time.Duration(1+i*4) * 100 * time.Millisecond
 				s.tweak = func(a *Agent, _ bool) {
+					a.queue.crowd = false // the agents have been running for long
 					a.Node = spied{simNode: simNode{s}, cordon: func() error {
 						s.mu.Lock()
 						defer s.mu.Unlock()
@@ -525,10 +526,10 @@ func TestABootUnitOutlastsAnAPIServerThatComesUpHoursAfterIt(t *testing.T) {
 				t.Error(err)
 			}
 			s.nothingLeft("the API server is there")
-			if late := time.Since(s.began) - away; late < 0 || late > stallMost*5/4+15*time.Second {
+			if late := time.Since(s.began) - away; late < 0 || late > 90*time.Second {
 				t.Errorf("away for %s: clean %s after that", away, late)
 			}
-			if most := 40 + int(away/(stallMost*3/4)); reads > most {
+			if most := 40 + int(away/(45*time.Second)); reads > most {
 				t.Errorf("away for %s: asked %d times, want at most %d", away, reads, most)
 			}
 		})
