@@ -44,6 +44,17 @@ func New(b *bus.Bus) *Client { return &Client{bus: b} }
 
 // Active returns ActiveState and SubState of a unit, loading it if need be; NotFound and "" when there is none.
 func (c *Client) Active(ctx context.Context, name string) (state, sub string, err error) {
+	return c.active(ctx, name, "SubState")
+}
+
+// Installed returns ActiveState and UnitFileState ("enabled", "disabled", "masked", "static", …) of a unit, loading it
+// if need be; NotFound and "" when there is none.
+func (c *Client) Installed(ctx context.Context, name string) (state, file string, err error) {
+	return c.active(ctx, name, "UnitFileState")
+}
+
+// active returns ActiveState and one more property of a unit.
+func (c *Client) active(ctx context.Context, name, second string) (state, value string, err error) {
 	object, err := c.object(ctx, "LoadUnit", name)
 	if err != nil {
 		return "", "", err
@@ -58,10 +69,10 @@ func (c *Client) Active(ctx context.Context, name string) (state, sub string, er
 	if state, err = property[string](ctx, c, object, unit, "ActiveState"); err != nil {
 		return "", "", err
 	}
-	if sub, err = property[string](ctx, c, object, unit, "SubState"); err != nil {
+	if value, err = property[string](ctx, c, object, unit, second); err != nil {
 		return "", "", err
 	}
-	return state, sub, nil
+	return state, value, nil
 }
 
 // JobType returns the type of the unit's pending job ("start", "stop", "restart", "try-restart"), or "". A unit has at

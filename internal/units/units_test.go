@@ -48,6 +48,19 @@ func TestTheStateOfAUnitIsRead(t *testing.T) {
 	}
 }
 
+func TestTheStateOfAUnitsFileIsRead(t *testing.T) {
+	d := bustest.Start(t)
+	systemd := bustest.NewSystemd1(d)
+	systemd.SetUnit("masked.timer", bustest.FakeUnit{Load: "masked", Active: "active", File: "masked"})
+	c := client(t, d)
+	if state, file, err := c.Installed(t.Context(), "masked.timer"); err != nil || state != "active" || file != "masked" {
+		t.Errorf("Installed = %q, %q, %v", state, file, err)
+	}
+	if state, file, err := c.Installed(t.Context(), "none.service"); err != nil || state != NotFound || file != "" {
+		t.Errorf("Installed of no unit = %q, %q, %v", state, file, err)
+	}
+}
+
 func TestTheJobOfOurOwnUnitTellsARestartFromAStop(t *testing.T) {
 	d := bustest.Start(t)
 	systemd := bustest.NewSystemd1(d)

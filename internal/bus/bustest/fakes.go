@@ -140,6 +140,7 @@ type FakeUnit struct {
 	Load, Active, Sub string
 	Requires, Wants   []string
 	JobType           string // of its pending job, or empty
+	File              string // UnitFileState
 }
 
 // FakeSystemd1 is a service manager. It emits only while somebody is subscribed, and forgets its subscribers when it
@@ -243,7 +244,8 @@ func (f *FakeSystemd1) SetUnit(name string, u FakeUnit) {
 	f.mu.Unlock()
 	path := string(UnitPath(name))
 	for property, value := range map[string]any{
-		"LoadState": u.Load, "SubState": u.Sub, "Requires": u.Requires, "Wants": u.Wants, "Job": f.job(name, u),
+		"LoadState": u.Load, "SubState": u.Sub, "UnitFileState": u.File, "Requires": u.Requires, "Wants": u.Wants,
+		"Job": f.job(name, u),
 	} {
 		f.SetProperty(path, unitIface, property, value)
 	}
