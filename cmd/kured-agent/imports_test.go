@@ -28,7 +28,7 @@ var mayImport = map[string][]string{
 
 	"fleet": {"text", "api"}, // of kubectl-kured
 
-	"bus": nil, "host": {"plan", "files"}, "signal": {"plan", "bus", "text", "files"},
+	"bus": nil, "host": {"plan", "files"}, "beside": {"text", "files"}, "signal": {"plan", "bus", "text", "files"},
 	"logind": {"plan", "bus", "text"}, "units": {"plan", "bus"}, "report": {"plan", "bus", "text", "files"},
 }
 
