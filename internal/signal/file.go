@@ -84,14 +84,15 @@ func (f *file) Run(ctx context.Context, report func(State)) error {
 			s.Note = note
 		}
 		report(s)
-		if err := f.wait(ctx, &d, timer.C); err != nil {
+		err := d.wait(ctx, timer.C, func(name string) bool { return name == f.host || name == f.host+".pkgs" })
+		if err != nil {
 			return err
 		}
 	}
 }
 
-// wait returns when the file may have changed.
-func (f *file) wait(ctx context.Context, d *dirWatch, timer <-chan time.Time) error {
+// wait returns when a file that concerns may have changed.
+func (d *dirWatch) wait(ctx context.Context, timer <-chan time.Time, concerns func(name string) bool) error {
 	for {
 		select {
 		case <-ctx.Done():
@@ -107,7 +108,7 @@ func (f *file) wait(ctx context.Context, d *dirWatch, timer <-chan time.Time) er
 			if !ok {
 				return errors.New("the inotify watcher ended")
 			}
-			if d.watched != d.dir || event.Name == d.dir || event.Name == f.host || event.Name == f.host+".pkgs" {
+			if d.watched != d.dir || event.Name == d.dir || concerns(event.Name) {
 				return nil
 			}
 		}

@@ -42,29 +42,50 @@ func (h hints) poke() {
 	}
 }
 
+// wait returns with the next hint, or after the given time without one.
+func (h hints) wait(ctx context.Context, most time.Duration) error {
+	timer := time.NewTimer(most)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-h:
+	case <-timer.C:
+	}
+	return nil
+}
+
 // followBus reads a level that a service on the bus holds: at start, after each matching signal, on every change of the
 // connection or of the service's owner, and now and then.
 func followBus(
 	ctx context.Context, b *bus.Bus, m bus.Match, read func(context.Context) (State, error), report func(State),
 ) error {
-	hint := newHints()
-	defer b.Watch(m, func(bus.Signal) { hint.poke() })()
-	defer b.OnChange(hint.poke)()
-	if err := awaitBus(ctx, b, hint); err != nil {
+	return follower{bus: b, match: m, hint: newHints(), every: pollLevel}.run(ctx, read, report)
+}
+
+// follower is followBus with hints from elsewhere too, and with a slow poll of its own.
+type follower struct {
+	bus   *bus.Bus
+	match bus.Match
+	hint  hints
+	every time.Duration
+}
+
+func (f follower) run(ctx context.Context, read func(context.Context) (State, error), report func(State)) error {
+	defer f.bus.Watch(f.match, func(bus.Signal) { f.hint.poke() })()
+	defer f.bus.OnChange(f.hint.poke)()
+	if err := awaitBus(ctx, f.bus, f.hint); err != nil {
 		return err
 	}
 	var v view
 	for {
 		s, wait := v.judge(read(ctx))
 		report(s)
-		timer := time.NewTimer(wait)
-		select {
-		case <-ctx.Done():
-			timer.Stop()
-			return ctx.Err()
-		case <-hint:
-			timer.Stop()
-		case <-timer.C:
+		if wait == pollLevel {
+			wait = f.every
+		}
+		if err := f.hint.wait(ctx, wait); err != nil {
+			return err
 		}
 	}
 }
@@ -121,7 +142,9 @@ func classify(err error, denied string) error {
 		return err
 	}
 	switch reply.Name {
-	case "org.freedesktop.DBus.Error.ServiceUnknown", "org.freedesktop.DBus.Error.NameHasNoOwner":
+	case "org.freedesktop.DBus.Error.ServiceUnknown", "org.freedesktop.DBus.Error.NameHasNoOwner",
+		// What systemd answers when the bus asks it to start a service that an admin has switched off.
+		"org.freedesktop.systemd1.UnitMasked", "org.freedesktop.systemd1.NoSuchUnit":
 		return errAbsent
 	case "org.freedesktop.DBus.Error.AccessDenied":
 		return fmt.Errorf("%s: %w", denied, err)
