@@ -49,6 +49,7 @@ func StartPolicy(t testing.TB, policy string) *Daemon {
 	conf := `<busconfig>
   <listen>` + string(address[len("<string>"):len(address)-len("</string>")]) + `</listen>
   <auth>EXTERNAL</auth>
+  <servicedir>` + filepath.Join(dir, "services") + `</servicedir>
   <policy context="default">
     <allow user="*"/><allow own="*"/><allow send_type="method_call"/><allow send_type="signal"/>
     <allow send_requested_reply="true" send_type="method_return"/>
