@@ -76,6 +76,7 @@ type Bus struct {
 
 	mu       sync.Mutex
 	session  *session
+	sessions int // so far
 	watches  []*watch
 	hooks    []*hook
 	services []*service
@@ -176,6 +177,17 @@ func (b *Bus) Ready() <-chan struct{} { return b.ready }
 // Connected says whether a connection stands now.
 func (b *Bus) Connected() bool { return b.current() != nil }
 
+// Owner tells the owners of a watched name apart: it is another string for another process behind the name, and after
+// every reconnect, since a new bus gives the same unique names again. Empty means that nobody is known to own it.
+func (b *Bus) Owner(name string) string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.session == nil || b.session.owners[name] == nil || b.session.owners[name].unique == "" {
+		return ""
+	}
+	return fmt.Sprintf("%d %s", b.sessions, b.session.owners[name].unique)
+}
+
 // Dropped counts signals that were watched for but not sent by the owner of the name.
 func (b *Bus) Dropped() uint64 { return b.dropped.Load() }
 
@@ -206,12 +218,11 @@ func (b *Bus) Get(ctx context.Context, dest, path, iface, property string) (dbus
 	if err != nil {
 		return dbus.Variant{}, fmt.Errorf("reading property %s.%s of %s: %w", iface, property, dest, err)
 	}
-	if len(body) == 1 {
-		if v, ok := body[0].(dbus.Variant); ok {
-			return v, nil
-		}
+	v, ok := first[dbus.Variant](body)
+	if !ok || len(body) != 1 {
+		return dbus.Variant{}, fmt.Errorf("reading property %s.%s of %s: the answer is not a variant", iface, property, dest)
 	}
-	return dbus.Variant{}, fmt.Errorf("reading property %s.%s of %s: the answer is not a variant", iface, property, dest)
+	return v, nil
 }
 
 // Property is Get for a property of one type; any other is an error.
@@ -309,6 +320,9 @@ func (b *Bus) setSession(s *session) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.session = s
+	if s != nil {
+		b.sessions++
+	}
 }
 
 func (b *Bus) runHooks() {

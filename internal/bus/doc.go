@@ -8,5 +8,6 @@
 // owner of the name it was watched for, because any local user may send any signal (systemd/systemd#308), and a unicast
 // one arrives without a match rule at all.
 //
-// The connection carries no file descriptors: a stranger could fill the agent's table with them.
+// The connection carries no file descriptors: a stranger could fill the agent's table with them. CallFile is for the
+// one method whose answer is one.
 package bus

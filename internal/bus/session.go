@@ -355,10 +355,7 @@ func (s *session) call(ctx context.Context, c Call) ([]any, error) {
 	case err == nil:
 		return call.Body, nil
 	case errors.As(err, &reply):
-		if reply.Error() == reply.Name {
-			return nil, reply
-		}
-		return nil, fmt.Errorf("%s: %w", reply.Name, reply)
+		return nil, refusal(reply)
 	case errors.Is(err, dbus.ErrClosed): // godbus says so only when it did not send
 		return nil, ErrNotConnected
 	case ctx.Err() != nil:
@@ -368,6 +365,14 @@ func (s *session) call(ctx context.Context, c Call) ([]any, error) {
 	default:
 		return nil, fmt.Errorf("%w: %w", ErrLost, err)
 	}
+}
+
+// refusal is the answer of the other side with its name in the text, once.
+func refusal(reply dbus.Error) error {
+	if reply.Error() == reply.Name {
+		return reply
+	}
+	return fmt.Errorf("%s: %w", reply.Name, reply)
 }
 
 // isReply says whether err is an answer of the other side, so that the connection still works.
