@@ -176,6 +176,16 @@ func Eventually(t testing.TB, what string, cond func() bool) {
 	}
 }
 
+// OpenFiles counts the descriptors of this process.
+func OpenFiles(t testing.TB) int {
+	t.Helper()
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(entries)
+}
+
 // Stranger is a local user without any right of its own who sends what it likes.
 type Stranger struct {
 	t    testing.TB
@@ -196,15 +206,29 @@ func (s *Stranger) Broadcast(path, name string, args ...any) {
 // Unicast sends a signal to each connection on the bus by its unique name: no match rule is needed to receive it.
 func (s *Stranger) Unicast(path, name string, args ...any) {
 	s.t.Helper()
-	var names []string
+	for _, dest := range s.Others() {
+		s.Send(dest, path, name, args...)
+	}
+}
+
+// Others are the unique names of all other connections.
+func (s *Stranger) Others() []string {
+	s.t.Helper()
+	var names, others []string
 	if err := s.conn.BusObject().Call("org.freedesktop.DBus.ListNames", 0).Store(&names); err != nil {
 		s.t.Fatal(err)
 	}
-	for _, dest := range names {
-		if dest[0] == ':' && dest != s.conn.Names()[0] {
-			emitTo(s.conn, dest, path, name, args...)
+	for _, other := range names {
+		if other[0] == ':' && other != s.conn.Names()[0] {
+			others = append(others, other)
 		}
 	}
+	return others
+}
+
+// Send sends a signal to one connection.
+func (s *Stranger) Send(dest, path, name string, args ...any) {
+	emitTo(s.conn, dest, path, name, args...)
 }
 
 // Forge broadcasts and unicasts.

@@ -10,8 +10,6 @@ import (
 )
 
 const (
-	login1Path   = "/org/freedesktop/login1"
-	login1Iface  = "org.freedesktop.login1.Manager"
 	systemdPath  = "/org/freedesktop/systemd1"
 	systemdIface = "org.freedesktop.systemd1.Manager"
 	unitIface    = "org.freedesktop.systemd1.Unit"
@@ -19,87 +17,6 @@ const (
 	updatePath   = "/com/coreos/update1"
 	updateIface  = "com.coreos.update1.Manager"
 )
-
-// Inhibitor is one entry of logind's ListInhibitors.
-type Inhibitor struct {
-	What, Who, Why, Mode string
-	UID, PID             uint32
-}
-
-// FakeLogin1 is a logind that records and never reboots. Methods for On: RebootWithFlags, Reboot, CanReboot,
-// ListInhibitors, Get.
-type FakeLogin1 struct {
-	*Service
-	inhibitors []Inhibitor
-	can        string
-}
-
-// NewLogin1 connects one of systemd 248 or later; Old makes it older.
-func NewLogin1(d *Daemon) *FakeLogin1 {
-	f := &FakeLogin1{Service: newService(d, "org.freedesktop.login1"), can: "yes"}
-	f.handle(login1Path, login1Iface, map[string]any{
-		"RebootWithFlags": func(flags uint64) *dbus.Error { return f.called("RebootWithFlags", flags) },
-		"Reboot":          func(interactive bool) *dbus.Error { return f.called("Reboot", interactive) },
-		"CanReboot": func() (string, *dbus.Error) {
-			err := f.called("CanReboot")
-			f.mu.Lock()
-			defer f.mu.Unlock()
-			return f.can, err
-		},
-		"ListInhibitors": func() ([]Inhibitor, *dbus.Error) {
-			err := f.called("ListInhibitors")
-			f.mu.Lock()
-			defer f.mu.Unlock()
-			return f.inhibitors, err
-		},
-	})
-	f.SetProperty(login1Path, login1Iface, "PreparingForShutdown", false)
-	f.SetProperty(login1Path, login1Iface, "BlockInhibited", "")
-	f.SetProperty(login1Path, login1Iface, "InhibitDelayMaxUSec", uint64(5_000_000))
-	f.SetScheduled("", 0)
-	f.Connect()
-	return f
-}
-
-// Old takes RebootWithFlags away, as before systemd 248.
-func (f *FakeLogin1) Old() {
-	f.On("RebootWithFlags", Refuse("org.freedesktop.DBus.Error.UnknownMethod", "Unknown method RebootWithFlags"))
-}
-
-// SetCan sets the answer of CanReboot.
-func (f *FakeLogin1) SetCan(can string) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.can = can
-}
-
-// SetInhibitors replaces the list and announces BlockInhibited.
-func (f *FakeLogin1) SetInhibitors(list ...Inhibitor) {
-	var blocked []string
-	for _, i := range list {
-		if i.Mode == "block" {
-			blocked = append(blocked, i.What)
-		}
-	}
-	f.mu.Lock()
-	f.inhibitors = list
-	f.mu.Unlock()
-	f.ChangeProperty(login1Path, login1Iface, "BlockInhibited", strings.Join(blocked, ":"))
-}
-
-// SetScheduled sets ScheduledShutdown; microseconds since 1970, 0 for none.
-func (f *FakeLogin1) SetScheduled(what string, usec uint64) {
-	f.SetProperty(login1Path, login1Iface, "ScheduledShutdown", struct {
-		What string
-		USec uint64
-	}{what, usec})
-}
-
-// PrepareForShutdown sets the property and emits the signal.
-func (f *FakeLogin1) PrepareForShutdown(active bool) {
-	f.SetProperty(login1Path, login1Iface, "PreparingForShutdown", active)
-	f.Emit(login1Path, login1Iface+".PrepareForShutdown", active)
-}
 
 // FakeUpdateEngine is Flatcar's update_engine. Method for On: GetStatus.
 type FakeUpdateEngine struct {
@@ -193,6 +110,7 @@ func NewSystemd1(d *Daemon) *FakeSystemd1 {
 			return f.list(states), err
 		},
 	})
+	f.SetProperty(systemdPath, systemdIface, "Version", "252.39-1~deb12u1")
 	f.Connect()
 	return f
 }
