@@ -467,3 +467,38 @@ func FuzzDeliver(f *testing.F) {
 		}
 	})
 }
+
+// FuzzBodies gives every decoder of this package a body of any shape, from the true sender and from another.
+func FuzzBodies(f *testing.F) {
+	f.Add([]byte{}, true)
+	f.Add([]byte("\x03\x00\x13com.example.Updater\x00\x00\x00\x04:1.2"), true) // NameOwnerChanged
+	f.Add([]byte("\x03\x00\x13com.example.Updater\x00\x00\x00\x04:6.6"), false)
+	f.Add([]byte("\x01\x0e\x0a\x01\x07"), true) // v
+	f.Add([]byte("\x01\x0a\x01\x01"), true)     // u
+	f.Fuzz(func(t *testing.T, data []byte, honest bool) {
+		body := bustest.Body(data)
+		b := New(Options{})
+		s := newSession(b)
+		s.owners[updater] = &owner{unique: ":1.1"}
+		b.Watch(Match{Sender: updater, Arg0: "x"}, func(Signal) {})
+		bus, service := ":6.6", ":6.6"
+		if honest {
+			bus, service = busName, ":1.1"
+		}
+		s.DeliverSignal(updater, "Changed", &dbus.Signal{Sender: service, Path: updaterPath, Body: body})
+		if x, ok := first[string](body); len(s.queue) > 0 && !(honest && ok && x == "x") {
+			t.Errorf("%v was taken", body)
+		}
+		s.DeliverSignal(busName, "NameOwnerChanged", &dbus.Signal{Sender: bus, Path: busPath, Body: body})
+		if !honest && (s.owners[updater].unique != ":1.1" || b.Dropped() == 0) {
+			t.Errorf("%v made another owner", body)
+		}
+		for _, v := range append(body, nil) {
+			if variant, ok := v.(dbus.Variant); ok {
+				_, _ = variant.Value().(string)
+			}
+		}
+		_, _ = first[uint32](body)
+		_, _ = first[dbus.Variant](body)
+	})
+}
