@@ -242,12 +242,20 @@ func (c *Client) object(ctx context.Context, method, name string) (dbus.ObjectPa
 	if err != nil {
 		return "", err
 	}
-	if len(body) == 1 {
-		if object, ok := body[0].(dbus.ObjectPath); ok && object.IsValid() {
-			return object, nil
-		}
+	object, ok := parseObject(body)
+	if !ok {
+		return "", fmt.Errorf("finding unit %q: the answer is not an object path", name)
 	}
-	return "", fmt.Errorf("finding unit %q: the answer is not an object path", name)
+	return object, nil
+}
+
+// parseObject reads o.
+func parseObject(body []any) (dbus.ObjectPath, bool) {
+	if len(body) != 1 {
+		return "", false
+	}
+	object, ok := body[0].(dbus.ObjectPath)
+	return object, ok && object.IsValid()
 }
 
 func (c *Client) call(ctx context.Context, method string, args ...any) ([]any, error) {

@@ -192,3 +192,25 @@ func FuzzAnswers(f *testing.F) {
 		}
 	})
 }
+
+// FuzzBodies gives every decoder of this package a body of any shape.
+func FuzzBodies(f *testing.F) {
+	f.Add([]byte{})
+	f.Add([]byte("\x01\x03\x02/a"))                     // o
+	f.Add([]byte("\x01\x0f\x02\x0a\x01\x07\x03\x02/a")) // (uo)
+	f.Add([]byte("\x01\x10\x01\x0a\x00\x01a\x00\x01b\x00\x01c\x00\x01d\x00\x01e\x00\x01f\x03\x02/a\x0a\x01\x07\x00\x01g\x03\x02/b"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		body := bustest.Body(data)
+		if object, ok := parseObject(body); ok && !object.IsValid() {
+			t.Errorf("object %q", object)
+		}
+		if names, err := parseUnits(body); err != nil && names != nil {
+			t.Error("both an answer and an error")
+		}
+		for _, v := range append(body, body, nil) {
+			if id, object, err := parseJob(v); err != nil && (id != 0 || object != "") || err == nil && !object.IsValid() {
+				t.Errorf("job %d %q, %v", id, object, err)
+			}
+		}
+	})
+}
