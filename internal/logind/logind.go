@@ -12,11 +12,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math"
 	"strings"
 	"time"
-
-	"github.com/godbus/dbus/v5"
 
 	"github.com/kured-agent/kured-agent/internal/bus"
 	"github.com/kured-agent/kured-agent/internal/plan"
@@ -29,116 +28,112 @@ const (
 	iface = "org.freedesktop.login1.Manager"
 
 	rebootTimeout = 30 * time.Second
+	wallTimeout   = 5 * time.Second // of what must not hold up a reboot
 
-	// maxInhibitors and maxText bound what local users may make us print.
+	// maxInhibitors and maxText bound what local users may make us print, maxWall what we print on their terminals.
 	maxInhibitors = 64
 	maxText       = 128
+	maxWall       = 256
 )
 
-// Flags of RebootWithFlags. Only 0, a full reboot, is sent. Skipping inhibitors is never right: the holder may be the
-// package manager. Its value is not the 4 of the manual page of systemd 257, which is the soft reboot
-// (systemd/systemd#37975).
-const (
-	flagKexec          uint64 = 1 << 1
-	flagSoft           uint64 = 1 << 2
-	flagSkipInhibitors uint64 = 1 << 4
-)
+// Client asks logind, from one goroutine. Root and Logger may be set before its first use.
+type Client struct {
+	Root   string       // prefix of /sys
+	Logger *slog.Logger // told what goes wrong beside an answer
+	Delay  *Delay       // our delay inhibitor
 
-// Class says what a refusal means for the caller.
-type Class int
-
-// Classes of refusals.
-const (
-	Other         Class = iota // refused for a reason of no known class
-	Inhibited                  // somebody holds a block inhibitor: wait
-	NotAuthorized              // polkit wants a password: its rule for the agent is missing
-	NoPolicy                   // denied without an inhibitor: no polkit on the host, or the bus policy
-	Unavailable                // logind is not on the bus, or the bus is away: nothing was asked
-	InProgress                 // a shutdown is under way already: as good as accepted
-	Ambiguous                  // asked, and no answer: the reboot may come
-)
-
-var classNames = [...]string{
-	"refused", "held by an inhibitor",
-	"not authorized by polkit (is its rule 50-kured-agent.rules installed?)",
-	"access denied (is polkit installed? without it see the example no-polkit.conf)",
-	"logind unavailable", "a shutdown is under way", "no answer",
+	bus   *bus.Bus
+	tried time.Time // the last trial that went through
 }
-
-func (c Class) String() string { return classNames[c] }
-
-// RefusedError is every error of Reboot.
-type RefusedError struct {
-	Class Class
-	Err   error
-}
-
-func (e *RefusedError) Error() string {
-	return fmt.Sprintf("asking logind for a reboot: %s: %v", e.Class, e.Err)
-}
-
-func (e *RefusedError) Unwrap() error { return e.Err }
-
-// Client asks logind. It keeps no state.
-type Client struct{ bus *bus.Bus }
 
 // New returns a Client on b.
-func New(b *bus.Bus) *Client { return &Client{b} }
-
-// Reboot asks for a reboot of the whole machine. Nil means accepted, not done. Other errors are *RefusedError.
-func (c *Client) Reboot(ctx context.Context, kind plan.Kind) error {
-	if kind != plan.KindFull {
-		return &RefusedError{Other, fmt.Errorf("a reboot of kind %q is not supported", kind)}
-	}
-	_, err := c.call(ctx, "RebootWithFlags", uint64(0))
-	if bus.IsNamed(err, "org.freedesktop.DBus.Error.UnknownMethod") { // before systemd 248
-		_, err = c.call(ctx, "Reboot", false)
-	}
-	if err == nil {
-		return nil
-	}
-	class := classify(err)
-	if class == NoPolicy || class == NotAuthorized {
-		// A block inhibitor is refused by the same two errors: root sees "access denied" since 257, and others are asked
-		// for the right to ignore inhibitors.
-		if holders, listErr := c.Inhibitors(ctx); listErr == nil && len(holders) > 0 {
-			return &RefusedError{Inhibited, fmt.Errorf("%s: %w", strings.Join(holders, ", "), err)}
-		}
-	}
-	return &RefusedError{class, err}
+func New(b *bus.Bus) *Client {
+	return &Client{Logger: slog.New(slog.DiscardHandler), Delay: newDelay(b), bus: b}
 }
 
-// classify maps an error of the reboot call, which is not nil, as far as the error alone tells.
-func classify(err error) Class {
-	reply, answered := errors.AsType[dbus.Error](err)
-	if !answered {
-		if errors.Is(err, bus.ErrNotConnected) {
-			return Unavailable
+// Reboot asks for a reboot of the whole machine, or of its userspace only. Nil means accepted, not done. Our own delay
+// inhibitor is released first. Other errors are *RefusedError.
+func (c *Client) Reboot(ctx context.Context, kind plan.Kind) error {
+	flags, refused := c.flags(ctx, kind)
+	if refused != nil {
+		return refused
+	}
+	c.Delay.Release()
+	_, err := c.call(ctx, "RebootWithFlags", flags)
+	switch {
+	case err == nil:
+		return nil
+	case flags == 0 && c.withoutFlags(ctx, err):
+		if _, err = c.call(ctx, "Reboot", false); err == nil {
+			return nil
 		}
-		return Ambiguous
+	case flags != 0 && (bus.IsNamed(err, unknownMethod) || bus.IsNamed(err, invalidArgs)):
+		// A logind older than the systemd beside it: it was not restarted with it.
+		return &RefusedError{Unsupported, err}
 	}
-	const std = "org.freedesktop.DBus.Error."
-	switch reply.Name {
-	case "org.freedesktop.login1.OperationInProgress":
-		return InProgress
-	case "org.freedesktop.login1.BlockedByInhibitorLock":
-		return Inhibited
-	case std + "InteractiveAuthorizationRequired":
-		return NotAuthorized
-	case std + "AccessDenied":
-		if strings.Contains(reply.Error(), "inhibitor") {
-			return Inhibited
+	return c.refused(ctx, err)
+}
+
+// withoutFlags says whether err means that logind has no RebootWithFlags. Its bus policy lists the methods that others
+// than root may call, so that they do not hear of an unknown method but are denied (seen with 247).
+func (c *Client) withoutFlags(ctx context.Context, err error) bool {
+	if bus.IsNamed(err, unknownMethod) {
+		return true
+	}
+	if !bus.IsNamed(err, accessDenied) {
+		return false
+	}
+	version, err := c.version(ctx)
+	return err == nil && version < flagsSince
+}
+
+// RebootWithReason is Reboot after which logind prints reason, one line of which at most 256 bytes are used, on every
+// terminal. The message is taken back when the reboot is refused. A message that can't be set never stops the reboot.
+func (c *Client) RebootWithReason(ctx context.Context, kind plan.Kind, reason string) error {
+	takeBack := c.setWall(ctx, text.Line(reason, maxWall), true)
+	err := c.Reboot(ctx, kind)
+	if refused, ok := errors.AsType[*RefusedError](err); ok && refused.Class != InProgress && refused.Class != Ambiguous {
+		takeBack()
+	}
+	return err
+}
+
+// setWall sets the message of the next shutdown, and whether it reaches the terminals, and returns what sets back what
+// was there. Polkit's action set-wall-message is implied by that of the reboot.
+func (c *Client) setWall(ctx context.Context, message string, on bool) (takeBack func()) {
+	nothing := func() {}
+	before, beforeOn, err := c.wall(ctx)
+	if err == nil {
+		err = c.callWall(ctx, message, on)
+	}
+	if err != nil {
+		c.Logger.Warn("the message for the terminals can't be set", "err", err)
+		return nothing
+	}
+	return func() {
+		// Also when ctx is what ended the reboot.
+		if err := c.callWall(context.WithoutCancel(ctx), before, beforeOn); err != nil {
+			c.Logger.Warn("the message for the terminals can't be taken back", "err", err)
 		}
-		return NoPolicy
-	case std + "ServiceUnknown", std + "NameHasNoOwner", std + "TimedOut":
-		return Unavailable // TimedOut: of the activation, so that logind never saw the call (systemd/systemd#36035)
-	case std + "NoReply", std + "Timeout", std + "Disconnected":
-		return Ambiguous // bottlerocket-os/bottlerocket-update-operator#630
 	}
-	if strings.HasPrefix(reply.Name, std+"Spawn.") {
-		return Unavailable
+}
+
+// wall reads the message of the next shutdown, and whether it reaches the terminals: by default it does since 252.
+func (c *Client) wall(ctx context.Context) (message string, on bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, wallTimeout)
+	defer cancel()
+	if message, err = property[string](ctx, c, "WallMessage"); err != nil {
+		return "", false, err
 	}
-	return Other
+	on, err = property[bool](ctx, c, "EnableWallMessages")
+	return message, on, err
+}
+
+func (c *Client) callWall(ctx context.Context, message string, on bool) error {
+	ctx, cancel := context.WithTimeout(ctx, wallTimeout)
+	defer cancel()
+	_, err := c.call(ctx, "SetWallMessage", message, on)
+	return err
 }
 
 // CanReboot returns logind's forecast: "yes", "no", "challenge" (polkit would ask for a password), "na", or a newer
@@ -148,6 +143,11 @@ func (c *Client) CanReboot(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	return parseForecast(body)
+}
+
+// parseForecast reads s.
+func parseForecast(body []any) (string, error) {
 	if len(body) == 1 {
 		if answer, ok := body[0].(string); ok {
 			return clean(answer), nil
@@ -158,12 +158,12 @@ func (c *Client) CanReboot(ctx context.Context) (string, error) {
 
 // PreparingForShutdown says whether a shutdown is under way, whoever asked for it.
 func (c *Client) PreparingForShutdown(ctx context.Context) (bool, error) {
-	return bus.Property[bool](ctx, c.bus, name, path, iface, "PreparingForShutdown")
+	return property[bool](ctx, c, "PreparingForShutdown")
 }
 
 // InhibitDelayMax is how long delay inhibitors may hold an accepted shutdown.
 func (c *Client) InhibitDelayMax(ctx context.Context) (time.Duration, error) {
-	usec, err := bus.Property[uint64](ctx, c.bus, name, path, iface, "InhibitDelayMaxUSec")
+	usec, err := property[uint64](ctx, c, "InhibitDelayMaxUSec")
 	if usec > math.MaxInt64/uint64(time.Microsecond) {
 		return math.MaxInt64, err
 	}
@@ -171,7 +171,8 @@ func (c *Client) InhibitDelayMax(ctx context.Context) (time.Duration, error) {
 }
 
 // Inhibitors returns who blocks a shutdown, ready to print: "apt" (pid 123, uid 0): "Package manager running". Root is
-// held by none of them before systemd 257 and the list is all the more ours to obey (systemd/systemd#31910).
+// held by none of them before systemd 257 and the list is all the more ours to obey (systemd/systemd#31910). The weak
+// ones, of 257 and later, hold everybody but root.
 func (c *Client) Inhibitors(ctx context.Context) ([]string, error) {
 	body, err := c.call(ctx, "ListInhibitors")
 	if err != nil {
@@ -204,7 +205,7 @@ func parseInhibitors(body []any) ([]string, error) {
 		if !(ok1 && ok2 && ok3 && ok4 && ok5 && ok6) {
 			return nil, bad
 		}
-		if mode != "block" || !blocksShutdown(what) {
+		if mode != "block" && mode != "block-weak" || !blocksShutdown(what) {
 			continue
 		}
 		if len(holders) == maxInhibitors {
@@ -227,46 +228,25 @@ func blocksShutdown(what string) bool {
 // clean bounds what a local user wrote, and keeps it inside the quotes that it is printed in.
 func clean(s string) string { return strings.ReplaceAll(text.Line(s, maxText), `"`, "'") }
 
-// ScheduledShutdown returns the shutdown that somebody scheduled, e.g. "reboot" by `shutdown -r +10`; an empty what
-// means none. logind does not announce a change of it.
-func (c *Client) ScheduledShutdown(ctx context.Context) (what string, at time.Time, err error) {
-	v, err := c.bus.Get(ctx, name, path, iface, "ScheduledShutdown")
-	if err != nil {
-		return "", time.Time{}, err
-	}
-	return parseScheduled(v.Value())
-}
-
-// parseScheduled reads (st): type, microseconds since 1970.
-func parseScheduled(v any) (what string, at time.Time, err error) {
-	fields, ok := v.([]any)
-	if !ok || len(fields) != 2 {
-		return "", time.Time{}, errors.New("reading the scheduled shutdown: not (st)")
-	}
-	what, ok1 := fields[0].(string)
-	usec, ok2 := fields[1].(uint64)
-	if !ok1 || !ok2 {
-		return "", time.Time{}, errors.New("reading the scheduled shutdown: not (st)")
-	}
-	if what == "" || usec == 0 || usec > math.MaxInt64 {
-		return clean(what), time.Time{}, nil
-	}
-	return clean(what), time.UnixMicro(int64(usec)), nil
-}
-
-// Watch calls hint whenever a shutdown begins or is called off, inhibitors come or go, or logind or the bus return. The
-// hint runs on the bus goroutine.
+// Watch calls hint whenever a shutdown begins or is called off, inhibitors come or go, or logind or the bus return; from
+// systemd 257 on also when a shutdown is scheduled or cancelled. The hint runs on the bus goroutine.
 func (c *Client) Watch(hint func()) {
 	call := func(bus.Signal) { hint() }
-	c.bus.Watch(bus.Match{Sender: name, Path: path, Interface: iface, Member: "PrepareForShutdown"}, call)
+	c.bus.Watch(prepareForShutdown, call)
 	c.bus.Watch(bus.Match{
 		Sender: name, Path: path, Interface: "org.freedesktop.DBus.Properties", Member: "PropertiesChanged", Arg0: iface,
 	}, call)
 	c.bus.OnChange(hint)
 }
 
+var prepareForShutdown = bus.Match{Sender: name, Path: path, Interface: iface, Member: "PrepareForShutdown"}
+
 func (c *Client) call(ctx context.Context, method string, args ...any) ([]any, error) {
 	return c.bus.Call(ctx, bus.Call{
 		Destination: name, Path: path, Member: iface + "." + method, Args: args, Timeout: rebootTimeout,
 	})
+}
+
+func property[T any](ctx context.Context, c *Client, property string) (T, error) {
+	return bus.Property[T](ctx, c.bus, name, path, iface, property)
 }

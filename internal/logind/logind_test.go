@@ -37,7 +37,7 @@ func classOf(t *testing.T, err error) Class {
 
 var apt = bustest.Inhibitor{What: "shutdown:sleep", Who: "apt", Why: "Package manager running", Mode: "block", PID: 123}
 
-func TestTheFlagsAreThoseOfTheHeaderAndOnlyZeroIsSent(t *testing.T) {
+func TestTheFlagsAreThoseOfTheHeaderAndInhibitorsAreNeverSkipped(t *testing.T) {
 	if flagSoft != 4 || flagKexec != 2 || flagSkipInhibitors != 16 {
 		t.Errorf("soft %d, kexec %d, skip %d", flagSoft, flagKexec, flagSkipInhibitors)
 	}
@@ -47,10 +47,8 @@ func TestTheFlagsAreThoseOfTheHeaderAndOnlyZeroIsSent(t *testing.T) {
 	if err := c.Reboot(t.Context(), plan.KindFull); err != nil {
 		t.Fatal(err)
 	}
-	for _, kind := range []plan.Kind{plan.KindSoft, plan.KindKexec, 0} {
-		if err := c.Reboot(t.Context(), kind); classOf(t, err) != Other {
-			t.Errorf("kind %v: %v", kind, err)
-		}
+	if err := c.Reboot(t.Context(), 0); classOf(t, err) != Other {
+		t.Errorf("no kind: %v", err)
 	}
 	login.SetInhibitors(apt)
 	login.On("RebootWithFlags",
@@ -73,7 +71,7 @@ func TestAnOldLogindIsAskedByTheOldMethod(t *testing.T) {
 	d := bustest.Start(t)
 	login := bustest.NewLogin1(d)
 	login.Old()
-	c := client(t, d)
+	c, setVersion := client(t, d), systemd(d)
 	if err := c.Reboot(t.Context(), plan.KindFull); err != nil {
 		t.Fatal(err)
 	}
@@ -85,24 +83,34 @@ func TestAnOldLogindIsAskedByTheOldMethod(t *testing.T) {
 	if err := c.Reboot(t.Context(), plan.KindFull); classOf(t, err) != InProgress {
 		t.Errorf("Reboot = %v", err)
 	}
+	login.On("Reboot", bustest.Reply{})
+	login.SetUser() // who is denied the new method by the bus, and does not hear that there is none
+	for _, x := range []struct {
+		version any
+		want    Class
+	}{{"247.3-7+deb11u8", fine}, {"248", NoPolicy}, {"", NoPolicy}} {
+		setVersion(x.version)
+		if err := c.Reboot(t.Context(), plan.KindFull); classOrFine(t, err) != x.want {
+			t.Errorf("version %q: %v", x.version, err)
+		}
+	}
 }
 
 func TestRefusalsAreClassified(t *testing.T) {
 	d := bustest.Start(t)
 	login := bustest.NewLogin1(d)
 	c := client(t, d)
-	const std = "org.freedesktop.DBus.Error."
 	for _, x := range []struct {
 		name, message string
 		inhibitors    []bustest.Inhibitor
 		want          Class
 	}{
-		{std + "AccessDenied", "Access denied", []bustest.Inhibitor{apt}, Inhibited},
-		{std + "AccessDenied", "Access denied due to active block inhibitor", nil, Inhibited},
-		{std + "AccessDenied", "Permission denied", nil, NoPolicy},
-		{std + "AccessDenied", "Permission denied",
+		{accessDenied, "Access denied", []bustest.Inhibitor{apt}, Inhibited},
+		{accessDenied, "Access denied due to active block inhibitor", nil, Inhibited},
+		{accessDenied, "Permission denied", nil, NoPolicy},
+		{accessDenied, "Permission denied",
 			[]bustest.Inhibitor{{What: "shutdown", Who: "kubelet", Mode: "delay"}}, NoPolicy},
-		{std + "AccessDenied", "Permission denied", []bustest.Inhibitor{{What: "sleep", Who: "x", Mode: "block"}}, NoPolicy},
+		{accessDenied, "Permission denied", []bustest.Inhibitor{{What: "sleep", Who: "x", Mode: "block"}}, NoPolicy},
 		{"org.freedesktop.login1.BlockedByInhibitorLock", "Operation denied due to active block inhibitor", nil, Inhibited},
 		{std + "InteractiveAuthorizationRequired", "Interactive authentication required.", nil, NotAuthorized},
 		{std + "InteractiveAuthorizationRequired", "Interactive authentication required.",
@@ -113,8 +121,14 @@ func TestRefusalsAreClassified(t *testing.T) {
 		{std + "TimedOut", "Failed to activate service 'org.freedesktop.login1': timed out", nil, Unavailable},
 		{std + "Spawn.ChildExited", "exited", nil, Unavailable},
 		{std + "NoReply", "no reply", nil, Ambiguous},
-		{std + "InvalidArgs", "bad", nil, Other},
+		{std + "Timeout", "Connection timed out", nil, Ambiguous},
+		{std + "Disconnected", "Disconnected from message bus", nil, Ambiguous},
+		{accessDenied, "Rejected send message, 2 matched rules", nil, NoPolicy},
+		{std + "NotSupported", "Operation not supported", nil, Other},
+		{"org.freedesktop.systemd1.UnitMasked", "Unit reboot.target is masked.", nil, Other},
+		{invalidArgs, "bad", nil, Other},
 		{"com.example.Never.Seen", "", nil, Other},
+		{"com.example.Never.Seen", "inhibitor", []bustest.Inhibitor{apt}, Other},
 	} {
 		login.SetInhibitors(x.inhibitors...)
 		login.On("RebootWithFlags", bustest.Refuse(x.name, x.message))
@@ -193,12 +207,14 @@ func TestInhibitorsAreNamedWhenTheyBlockAShutdown(t *testing.T) {
 		bustest.Inhibitor{What: "shutdown", Who: "kubelet", Why: "node shutdown", Mode: "delay"},
 		bustest.Inhibitor{What: "sleep:idle", Who: "x", Why: "y", Mode: "block"},
 		bustest.Inhibitor{What: "shutdown", Who: "weak", Why: "y", Mode: "block-weak"},
+		bustest.Inhibitor{What: "shutdown", Who: "future", Why: "y", Mode: "delay-weak"},
 		bustest.Inhibitor{What: "handle-power-key:shutdown", Who: "a\"b\x1b[2J", Why: strings.Repeat("é", 100),
 			Mode: "block", UID: 1000, PID: 7},
 	)
 	got, err := c.Inhibitors(t.Context())
 	want := []string{
 		`"apt" (pid 123, uid 0): "Package manager running"`,
+		`"weak" (pid 0, uid 0): "y"`,
 		`"a'b [2J" (pid 7, uid 1000): "` + strings.Repeat("é", 62) + `…"`,
 	}
 	if err != nil || !slices.Equal(got, want) {
@@ -244,6 +260,14 @@ func TestPropertiesAreRead(t *testing.T) {
 	if what, at, err := c.ScheduledShutdown(t.Context()); err != nil || what != "reboot" || at.Unix() != 1_800_000_000 {
 		t.Errorf("scheduled: %q, %v, %v", what, at, err)
 	}
+	login.SetScheduled("reboot", 35_613_464)
+	if what, at, err := c.ScheduledShutdown(t.Context()); err != nil || what != "reboot" || !at.IsZero() {
+		t.Errorf("while it is under way, as 257 shows it: %q, %v, %v", what, at, err)
+	}
+	login.SetScheduled("reboot", trialUSec)
+	if what, at, err := c.ScheduledShutdown(t.Context()); err != nil || what != "" || !at.IsZero() {
+		t.Errorf("a trial of ours: %q, %v, %v", what, at, err)
+	}
 	login.SetScheduled("reboot", math.MaxUint64)
 	if what, at, err := c.ScheduledShutdown(t.Context()); err != nil || what != "reboot" || !at.IsZero() {
 		t.Errorf("scheduled for never: %q, %v, %v", what, at, err)
@@ -281,40 +305,45 @@ func TestAShutdownAndInhibitorsAreAnnouncedAlsoAfterARestart(t *testing.T) {
 		hinted("no inhibitor", func() { login.SetInhibitors() })
 		hinted("restart", login.Connect)
 	}
-	before := c.bus.Dropped()
-	bustest.NewStranger(d).Unicast(path, iface+".PrepareForShutdown")
-	bustest.Eventually(t, "the forgery counted", func() bool { return c.bus.Dropped() == before+1 })
+	// What the true logind sends is a hint whatever is in it: the state is read.
+	for _, body := range [][]any{{}, {"true"}, {true, false}} {
+		hinted("a body of another shape", func() { login.Emit(path, iface+".PrepareForShutdown", body...) })
+	}
+	dropped, before := c.bus.Dropped(), hints.Load()
+	stranger := bustest.NewStranger(d)
+	for _, body := range [][]any{{}, {true}, {false}, {"true"}} {
+		stranger.Unicast(path, iface+".PrepareForShutdown", body...)
+	}
+	stranger.Unicast(path, "org.freedesktop.DBus.Properties.PropertiesChanged",
+		iface, map[string]dbus.Variant{"BlockInhibited": dbus.MakeVariant("")}, []string{})
+	bustest.Eventually(t, "the forgeries counted", func() bool { return c.bus.Dropped() == dropped+5 })
+	if hints.Load() != before {
+		t.Error("a forgery was a hint")
+	}
 }
 
-func FuzzInhibitors(f *testing.F) {
-	f.Add("shutdown", "apt", "why", "block", uint32(0), uint32(1), uint8(6))
-	f.Fuzz(func(t *testing.T, what, who, why, mode string, uid, pid uint32, shape uint8) {
-		fields := []any{what, who, why, mode, uid, pid}
-		if shape%8 < 6 {
-			fields[shape%8] = nil
+// MCO#713 and brupop#630: what was asked before the connection broke may well come.
+func TestAConnectionCutAfterTheRebootWasAskedForIsAmbiguous(t *testing.T) {
+	d := bustest.Start(t)
+	login := bustest.NewLogin1(d)
+	proxy := bustest.NewProxy(d)
+	b := bus.New(bus.Options{Address: proxy.Address})
+	c := New(b)
+	var hints atomic.Int64
+	c.Watch(func() { hints.Add(1) })
+	bustest.Connect(t, b)
+	for _, pass := range []bool{true, false} {
+		before := hints.Load()
+		proxy.Cut("RebootWithFlags", pass)
+		if err := c.Reboot(t.Context(), plan.KindFull); classOf(t, err) != Ambiguous {
+			t.Errorf("Reboot = %v", err)
 		}
-		fields = fields[:min(len(fields), int(shape))]
-		for _, body := range [][]any{{[][]any{fields}}, {fields}, fields, nil} {
-			holders, err := parseInhibitors(body)
-			if err != nil && holders != nil {
-				t.Error("both an answer and an error")
-			}
-			for _, h := range holders {
-				if len(h) > 2*maxText+64 || strings.ContainsAny(h, "\n\x1b") {
-					t.Errorf("%q", h)
-				}
-			}
-		}
-	})
-}
-
-func FuzzScheduled(f *testing.F) {
-	f.Add("reboot", uint64(1), uint8(2))
-	f.Fuzz(func(t *testing.T, what string, usec uint64, n uint8) {
-		for _, v := range []any{[]any{what, usec}[:min(2, n)], []any{usec, what}, what, nil} {
-			if _, at, err := parseScheduled(v); err != nil && !at.IsZero() {
-				t.Error("both an answer and an error")
-			}
-		}
-	})
+		login.PrepareForShutdown(pass)
+		// The state is there to be read after the reconnect, and a hint says so.
+		bustest.Eventually(t, "a hint and the state", func() bool {
+			on, err := c.PreparingForShutdown(t.Context())
+			return hints.Load() > before && err == nil && on == pass
+		})
+	}
+	bustest.Eventually(t, "the one call", func() bool { return len(login.Calls("RebootWithFlags")) == 1 })
 }
