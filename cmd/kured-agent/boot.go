@@ -29,7 +29,7 @@ server that does not answer is waited for.`,
 }
 
 func (o *options) returnNode(ctx context.Context, logger *slog.Logger) error {
-	boot, err := o.host().BootID()
+	now, err := o.thisBoot(ctx, logger)
 	if err != nil {
 		return err
 	}
@@ -37,7 +37,7 @@ func (o *options) returnNode(ctx context.Context, logger *slog.Logger) error {
 	if err != nil {
 		logger.Warn("reading the record: looking at the node instead", "err", err)
 	}
-	outstanding := record.Marked && record.Boot != boot
+	outstanding := record.Marked && record.Boot != now.id
 	cfg, err := o.load()
 	switch {
 	case err != nil && outstanding:
@@ -45,11 +45,11 @@ func (o *options) returnNode(ctx context.Context, logger *slog.Logger) error {
 	case err != nil: // the agent itself tells about its configuration
 		logger.Warn("no usable configuration, and nothing of an earlier boot is outstanding", "err", err)
 		return nil
-	case !outstanding && (len(cfg.Boot.RemoveTaints) == 0 || record.Startup == boot):
+	case !outstanding && (len(cfg.Boot.RemoveTaints) == 0 || record.Startup == now.id):
 		logger.Info("nothing of an earlier boot is outstanding")
 		return nil
 	}
-	p, err := o.wireInTime(ctx, cfg, logger)
+	p, err := o.wireInTime(ctx, cfg, now, logger)
 	if err != nil {
 		return err
 	}
@@ -66,10 +66,12 @@ func (o *options) returnNode(ctx context.Context, logger *slog.Logger) error {
 }
 
 // wireInTime waits for a kubeconfig that something else may still have to write: a boot does not fail for it.
-func (o *options) wireInTime(ctx context.Context, cfg *config.Config, logger *slog.Logger) (*parts, error) {
+func (o *options) wireInTime(
+	ctx context.Context, cfg *config.Config, now boot, logger *slog.Logger,
+) (*parts, error) {
 	said := ""
 	for {
-		p, err := o.wire(cfg, wiring{bootUnit: true}, logger)
+		p, err := o.wire(cfg, wiring{bootUnit: true}, now, logger)
 		if err == nil {
 			return p, nil
 		}

@@ -44,7 +44,11 @@ func (o *options) cleanUp(ctx context.Context, logger *slog.Logger) error {
 		return fmt.Errorf("%w; stop it first, which cleans up too: systemctl stop kured-agent", err)
 	}
 	defer unlock()
-	p, err := o.wire(cfg, wiring{bootUnit: true}, logger)
+	now, err := o.thisBoot(ctx, logger)
+	if err != nil {
+		return err
+	}
+	p, err := o.wire(cfg, wiring{bootUnit: true}, now, logger)
 	if err != nil {
 		return err
 	}

@@ -14,20 +14,19 @@ type news struct {
 	p            *parts
 	phase        plan.Phase
 	since        time.Time
-	blockedSince time.Time
+	blockedSince map[string]time.Time // by kind of blocker
 }
 
 func (n *news) report(o plan.Observed, step plan.Step) {
 	if n.since.IsZero() || step.Phase != n.phase {
 		n.phase, n.since = step.Phase, o.Now
 	}
-	blocked := n.blocked(o)
 	u := report.Update{
 		Node: n.p.name, NodeUID: o.Node.UID, Version: version,
 		Phase: step.Phase.String(), Why: step.Why, Since: n.since,
 		Level: o.Need, Reasons: o.Reasons, API: apiWord(o.API),
 		Tainted: o.Node.Tainted, Cordoned: o.Node.Unschedulable && o.Node.Marker != "",
-		SlotHolders: o.Turn.Why, Window: o.Window, Blocked: blocked, BlockedSince: n.blockedSince,
+		SlotHolders: o.Turn.Why, Window: o.Window, Blocked: n.blocked(o), Scheduled: o.Scheduled, Beside: o.Beside,
 		LastReboot: o.Record.Last, Failure: o.Record.Failure, BootUnitWorks: o.BootUnitWorks,
 	}
 	n.p.count(&u)
@@ -64,18 +63,21 @@ func (p *parts) latest() report.Update {
 	return u
 }
 
-// blocked lists what holds the node back, and keeps since when it has been held back by anything.
-func (n *news) blocked(o plan.Observed) []string {
+// blocked lists what holds the node back, and keeps since when each kind of it has done so without a break.
+func (n *news) blocked(o plan.Observed) []report.Blocker {
+	before := n.blockedSince
+	n.blockedSince = map[string]time.Time{}
 	if o.Need != plan.Required {
-		n.blockedSince = time.Time{}
 		return nil
 	}
-	all := append(plan.Blockers(n.p.agent.Policy, o), o.Inhibitors...)
-	switch {
-	case len(all) == 0:
-		n.blockedSince = time.Time{}
-	case n.blockedSince.IsZero():
-		n.blockedSince = o.Now
+	var all []report.Blocker
+	for _, b := range plan.Blockers(n.p.agent.Policy, o) {
+		since, ok := before[b.Kind]
+		if !ok {
+			since = o.Now
+		}
+		n.blockedSince[b.Kind] = since
+		all = append(all, report.Blocker{Kind: b.Kind, Why: b.Why, Since: since})
 	}
 	return all
 }

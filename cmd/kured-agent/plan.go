@@ -34,7 +34,11 @@ func (o *options) dryRun(ctx context.Context, out io.Writer) error {
 		return err
 	}
 	logger := slog.New(report.NewHandler(slog.LevelError))
-	p, err := o.wire(cfg, wiring{sources: true, dry: true}, logger)
+	now, err := o.thisBoot(ctx, logger)
+	if err != nil {
+		return err
+	}
+	p, err := o.wire(cfg, wiring{sources: true, dry: true}, now, logger)
 	if err != nil {
 		return err
 	}

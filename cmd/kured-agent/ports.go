@@ -6,9 +6,13 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 	"strings"
+	"sync"
 
 	"github.com/kured-agent/kured-agent/internal/agent"
+	"github.com/kured-agent/kured-agent/internal/beside"
+	"github.com/kured-agent/kured-agent/internal/drain"
 	"github.com/kured-agent/kured-agent/internal/host"
 	"github.com/kured-agent/kured-agent/internal/logind"
 	"github.com/kured-agent/kured-agent/internal/plan"
@@ -77,12 +81,66 @@ func (r recorder) UpdateRecord(change func(*plan.Record)) error {
 
 type loginManager struct{ *logind.Client }
 
-func (l loginManager) Reboot(ctx context.Context) error {
-	err := l.Client.Reboot(ctx, plan.KindFull)
+func (l loginManager) Reboot(ctx context.Context, kind plan.Kind, why string) error {
+	return refused(l.RebootWithReason(ctx, kind, "kured-agent: "+why))
+}
+
+func (l loginManager) Preflight(ctx context.Context) error { return refused(l.Client.Preflight(ctx)) }
+
+func refused(err error) error {
 	if refused, ok := errors.AsType[*logind.RefusedError](err); ok {
 		return refusal{refused}
 	}
 	return err
+}
+
+func (l loginManager) Scheduled(ctx context.Context) (string, error) {
+	what, at, err := l.ScheduledShutdown(ctx)
+	if err != nil || what == "" || at.IsZero() {
+		return what, err
+	}
+	return what + " at " + at.Format("Mon 2006-01-02 15:04:05 -0700"), nil
+}
+
+func (l loginManager) Delay(ctx context.Context) error { return l.Client.Delay.Take(ctx) }
+func (l loginManager) Delaying() bool                  { return l.Client.Delay.Held() }
+func (l loginManager) LetGo()                          { l.Client.Delay.Release() }
+
+// managers are the other programs that reboot this host.
+type managers struct {
+	root  string
+	units *units.Client
+
+	mu   sync.Mutex
+	pods []string
+}
+
+func (m *managers) Find(ctx context.Context) ([]string, error) {
+	found, err := beside.Find(ctx, m.root, m.units)
+	var all []string
+	for _, manager := range found {
+		all = append(all, manager.String())
+	}
+	return all, err
+}
+
+func (m *managers) Pods() []string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Clone(m.pods)
+}
+
+// saw looks through the pods that DaemonSets keep on this node.
+func (m *managers) saw(neighbours []drain.Neighbour) {
+	var found []string
+	for _, n := range neighbours {
+		if manager, ok := beside.FromPod(beside.Pod(n)); ok {
+			found = append(found, manager.String())
+		}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.pods = found
 }
 
 // refusal tells the loop after which errors the machine may go down all the same.

@@ -61,7 +61,11 @@ func (o *options) runAgent(ctx context.Context, logger *slog.Logger) error {
 func (o *options) serve(
 	ctx context.Context, cfg *config.Config, reload <-chan os.Signal, logger *slog.Logger,
 ) (*config.Config, error) {
-	p, err := o.wire(cfg, wiring{sources: true}, logger)
+	now, err := o.thisBoot(ctx, logger)
+	if err != nil {
+		return nil, err
+	}
+	p, err := o.wire(cfg, wiring{sources: true}, now, logger)
 	if err != nil {
 		return nil, err
 	}
@@ -85,7 +89,7 @@ func (o *options) serve(
 	}
 	var next *config.Config
 	background.Go(func() {
-		next = o.awaitReload(inner, reload, logger)
+		next = o.awaitReload(inner, reload, now, logger)
 		stop()
 	})
 	p.agent.Run(inner)
@@ -99,7 +103,9 @@ func (o *options) serve(
 }
 
 // awaitReload returns the next right configuration that a reload finds, or nil when ctx ends.
-func (o *options) awaitReload(ctx context.Context, reload <-chan os.Signal, logger *slog.Logger) *config.Config {
+func (o *options) awaitReload(
+	ctx context.Context, reload <-chan os.Signal, now boot, logger *slog.Logger,
+) *config.Config {
 	for {
 		select {
 		case <-ctx.Done():
@@ -109,7 +115,7 @@ func (o *options) awaitReload(ctx context.Context, reload <-chan os.Signal, logg
 		_ = report.Reloading()
 		cfg, err := o.load()
 		if err == nil {
-			_, err = o.wire(cfg, wiring{sources: true, dry: true}, logger) // opens nothing: it only shows whether it can be
+			_, err = o.wire(cfg, wiring{sources: true, dry: true}, now, logger) // opens nothing: it only shows whether it can be
 		}
 		if err == nil {
 			return cfg

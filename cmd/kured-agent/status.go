@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -65,7 +66,8 @@ func statusDown(ctx context.Context, c *cobra.Command, b *bus.Bus, cause error) 
 	}
 	h := o.host()
 	down.Record, _ = h.ReadRecord() // unreadable for others than the agent and root: then it says nothing
-	down.Boot, _ = h.BootID()
+	now, _ := o.thisBoot(ctx, slog.New(slog.DiscardHandler))
+	down.Boot = now.id
 	if _, err := fmt.Fprint(c.OutOrStdout(), report.DownText(down, time.Now())); err != nil {
 		return err
 	}

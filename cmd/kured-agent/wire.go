@@ -37,7 +37,7 @@ var errNodeName = errors.New("finding the name of this node (set node.name)")
 type parts struct {
 	config   *config.Config
 	host     host.Host
-	boot     string
+	boot     boot
 	uptime   func() time.Duration
 	name     string // of the Node
 	bus      *bus.Bus
@@ -71,14 +71,11 @@ type wiring struct {
 	dry      bool // write nothing
 }
 
-// wire builds the parts. It opens no connection.
-func (o *options) wire(cfg *config.Config, w wiring, logger *slog.Logger) (*parts, error) {
-	p := &parts{config: cfg, host: o.host(), wake: make(chan struct{}, 1)}
+// wire builds the parts for this boot. It opens no connection.
+func (o *options) wire(cfg *config.Config, w wiring, now boot, logger *slog.Logger) (*parts, error) {
+	p := &parts{config: cfg, host: o.host(), boot: now, wake: make(chan struct{}, 1)}
 	p.uptime = func() time.Duration { return host.Uptime() - o.booted }
 	var err error
-	if p.boot, err = p.host.BootID(); err != nil {
-		return nil, err
-	}
 	if p.name, err = kube.FindNodeName(o.root, cfg.Node.Name); err != nil {
 		return nil, fmt.Errorf("%w: %w", errNodeName, err)
 	}
@@ -94,7 +91,7 @@ func (o *options) wire(cfg *config.Config, w wiring, logger *slog.Logger) (*part
 			return nil, err
 		}
 	}
-	p.wireAgent(w, logger)
+	p.wireAgent(o, w, logger)
 	p.bus.OnChange(p.look)
 	return p, nil
 }
@@ -115,7 +112,7 @@ func (p *parts) wireSources(o *options, logger *slog.Logger) error {
 	// What was required in another boot says nothing about this one. A record that can't be read seeds nothing; the loop
 	// tells about it.
 	var seed []plan.Reason
-	if record, err := p.host.ReadRecord(); err == nil && record.Boot == p.boot {
+	if record, err := p.host.ReadRecord(); err == nil && record.Boot == p.boot.id {
 		seed = record.Reasons
 	}
 	p.sources = signal.NewSet(sources, seed, sourceSettle, logger)
@@ -125,20 +122,22 @@ func (p *parts) wireSources(o *options, logger *slog.Logger) error {
 // sourceSettle is how long a need must have been gone: some updaters remove their file and write it again in one run.
 const sourceSettle = 5 * time.Second
 
-func (p *parts) wireAgent(w wiring, logger *slog.Logger) {
+func (p *parts) wireAgent(o *options, w wiring, logger *slog.Logger) {
 	cfg := p.config
 	record, _ := p.host.ReadRecord() // one that can't be read names no former taint
 	p.node = node.New(p.kube.Core(), node.Options{
 		Name: p.name, TaintKey: cfg.Taint.Key, TaintEffect: cfg.Taint.Effect, StartupTaints: cfg.Boot.RemoveTaints,
 		FormerTaint: record.Taint,
 	})
+	login, systemd := logind.New(p.bus), units.New(p.bus)
+	login.Root, login.Logger = o.root, logger
+	managers := &managers{root: o.root, units: systemd}
 	drainer := drain.New(p.kube.Core(), drain.Options{
 		Node: p.name, Skip: cfg.Drain.Skip, GracePeriod: cfg.Drain.GracePeriod, UnmanagedPods: cfg.Drain.UnmanagedPods,
 		GoOn:   cfg.Drain.AfterTimeout != config.AfterRollBack,
-		Uptime: p.uptime,
+		Uptime: p.uptime, Stays: managers.saw,
 	})
 	p.reporter = report.New(p.name, version)
-	login, systemd := logind.New(p.bus), units.New(p.bus)
 	login.Watch(p.look)
 	systemd.Watch(bootUnit, p.look)
 	systemd.Watch(preRebootTarget, p.look)
@@ -151,7 +150,8 @@ func (p *parts) wireAgent(w wiring, logger *slog.Logger) {
 		Drainer: drainer, Gates: gate.New(gateOptions(p)), Ready: gate.NewReady(p.kube.Core(), p.name, cfg.Boot.ReadyPods),
 		Logind: loginManager{login}, Units: systemManager{systemd, w.bootUnit, new(string)},
 		Host: recorder{p.host, w.dry, logger}, Identity: &identity{p: p},
-		Boot: p.boot, Now: time.Now, Uptime: p.uptime, Logger: logger,
+		Beside: managers, Farewell: w.sources && !w.dry,
+		Boot: p.boot.id, Started: p.boot.started, Now: time.Now, Uptime: p.uptime, Logger: logger,
 		Window:  func(t time.Time) plan.Window { return window.At(cfg.Windows, t) },
 		Changed: p.wake, Report: (&news{p: p}).report,
 	})
@@ -171,7 +171,12 @@ func policy(c *config.Config) plan.Policy {
 		config.AfterRollBack: plan.TimeoutRollsBack, config.AfterReboot: plan.TimeoutReboots,
 		config.AfterDelete: plan.TimeoutDeletes,
 	}
+	methods := map[string]plan.Kind{
+		config.MethodFull: plan.KindFull, config.MethodKexec: plan.KindKexec, config.MethodSoft: plan.KindSoft,
+		config.MethodAuto: 0,
+	}
 	return plan.Policy{
+		Method: methods[c.Reboot.Method], RefuseBeside: c.Reboot.RefuseBeside,
 		TaintInWindow: c.Taint.When == config.WhenWindow, StartupTaints: len(c.Boot.RemoveTaints) > 0,
 		AfterTimeout: after[c.Drain.AfterTimeout], MinInterval: c.Reboot.MinInterval, LoopGuard: c.Reboot.LoopGuard,
 		MaxHold: c.Slot.MaxHold, DrainTimeout: c.Drain.Timeout, RebootDeadline: rebootDeadline,

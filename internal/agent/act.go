@@ -17,7 +17,11 @@ const actBound = 45 * time.Second
 // perform does the one action of a step. An error is told once and starts a growing pause, during which the API counts
 // as away; then the next round observes again. So does an action that is due again soon: it changed nothing.
 func (a *Agent) perform(ctx context.Context, o plan.Observed, step plan.Step) {
-	bounded, cancel := context.WithTimeout(ctx, actBound)
+	bound := actBound
+	if o.Shutdown {
+		bound = farewellBound
+	}
+	bounded, cancel := context.WithTimeout(ctx, bound)
 	defer cancel()
 	err := a.act(bounded, o, step)
 	again := a.acted.again(step)
@@ -77,7 +81,7 @@ func (a *Agent) act(ctx context.Context, o plan.Observed, step plan.Step) error 
 	case plan.Reboot:
 		return a.verified(ctx, o, func() error { return a.reboot(ctx, o) })
 	case plan.Return:
-		return a.Node.Return(ctx, func(n plan.Node) bool { return unfit(n, o.Boot) == "" })
+		return a.Node.Return(ctx, func(n plan.Node) bool { return a.unfit(n) == "" })
 	case plan.Clean:
 		return a.clean(ctx, o)
 	case plan.RollBack:
@@ -92,6 +96,9 @@ func (a *Agent) act(ctx context.Context, o plan.Observed, step plan.Step) error 
 		return a.forget(o)
 	case plan.Unask:
 		return a.Host.UpdateRecord(func(r *plan.Record) { r.Asked = nil })
+	case plan.LetGo:
+		a.Logind.LetGo()
+		return nil
 	case plan.None:
 	}
 	return fmt.Errorf("performing %q: no such action", step.Action)
@@ -123,6 +130,10 @@ func (a *Agent) taint(ctx context.Context, o plan.Observed) error {
 	a.searched = a.searched || !o.Record.Marked // nothing was marked, so no slot was taken
 	if err := a.Host.UpdateRecord(func(r *plan.Record) { a.mark(r, o) }); err != nil {
 		return err
+	}
+	if o.Shutdown {
+		a.Logger.Info("somebody else shuts this host down: marking the node")
+		return a.Node.Taint(ctx, "somebody shuts this host down")
 	}
 	if err := a.Node.Taint(ctx, plan.Summary(o.Reasons)); err != nil {
 		return err
@@ -201,22 +212,26 @@ func (a *Agent) pass(ctx context.Context, pass func(context.Context) error) erro
 	return err
 }
 
-// reboot asks logind, in this order: need, window and inhibitors once more, since the verification took its time; the
-// record on the disk; the call. What logind refuses is a failure of this attempt, never a success
+// reboot asks logind, in this order: need, window, inhibitors and logind's own opinion once more, since the verification
+// took its time; the record on the disk; the call. What logind refuses is a failure of this attempt, never a success
 // (flatcar/flatcar-linux-update-operator#19).
 func (a *Agent) reboot(ctx context.Context, o plan.Observed) error {
 	if need, _ := a.Sources.Need(); need != plan.Required || !a.Window(a.Now()).Open {
 		return nil // the next round sees it
 	}
-	if blockers, err := a.Logind.Inhibitors(ctx); err != nil || len(blockers) > 0 {
-		return err
+	a.refusalAt = 0
+	if a.preflight(ctx, a.Uptime()); a.refusal != "" || len(a.inhibitors(ctx)) > 0 {
+		return nil
 	}
-	err := a.Host.UpdateRecord(func(r *plan.Record) { r.Asked = &plan.Asked{At: a.Uptime(), Reasons: o.Reasons} })
+	kind, why := plan.RebootKind(a.Policy.Method, o.Reasons, a.Logind.Kinds(ctx)), plan.Summary(o.Reasons)
+	err := a.Host.UpdateRecord(func(r *plan.Record) {
+		r.Asked = &plan.Asked{At: a.Uptime(), Reasons: o.Reasons, Kind: kind}
+	})
 	if err != nil {
 		return err
 	}
-	a.Logger.Info("asking logind for the reboot", "why", plan.Summary(o.Reasons))
-	err = a.Logind.Reboot(ctx)
+	a.Logger.Info("asking logind for the reboot", "kind", kind.String(), "why", why)
+	err = a.Logind.Reboot(ctx, kind, why)
 	var refusal Refusal
 	if err == nil || errors.As(err, &refusal) && refusal.MayGoDown() {
 		if err != nil { // the shutdown may have ended the bus, or us, before the answer

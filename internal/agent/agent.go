@@ -31,12 +31,18 @@ type Options struct {
 	Units    Units
 	Host     Host
 	Identity Identity
+	Beside   Beside // may be nil
 
-	Boot   string
-	Window func(time.Time) plan.Window
-	Now    func() time.Time
-	Uptime func() time.Duration
-	Logger *slog.Logger
+	// Farewell: a shutdown that somebody else starts waits until the Node shows it. Of one process a host.
+	Farewell bool
+
+	Boot string // as in plan.Observed
+	// Started is when the userspace started that a soft reboot began; zero: none did.
+	Started time.Time
+	Window  func(time.Time) plan.Window
+	Now     func() time.Time
+	Uptime  func() time.Duration
+	Logger  *slog.Logger
 
 	Changed    <-chan struct{}                // something changed: look again; may be nil
 	Report     func(plan.Observed, plan.Step) // called after every decision; must not block; may be nil
@@ -56,9 +62,15 @@ type Agent struct {
 	gates      []string
 	gatesAt    time.Duration // uptime of the newest look at the gates; zero: none yet
 	gatesSince time.Duration // uptime since which one has been closed
-	recheckAt  time.Duration // uptime of the next look for start-up taints; zero: none
-	rechecked  int
-	undone     bool // while stopping: the API server has shown that nothing of ours is left
+	refusal    string        // of the newest preflight; empty: none
+	refusalAt  time.Duration // uptime of it; zero: none yet
+	beside     []string      // told
+	// besideFound is what the newest look on the host found, at uptime besideAt; zero: none yet.
+	besideFound []string
+	besideAt    time.Duration
+	recheckAt   time.Duration // uptime of the next look for start-up taints; zero: none
+	rechecked   int
+	undone      bool // while stopping: the API server has shown that nothing of ours is left
 
 	fitSince time.Duration // uptime since which the boot has been healthy; zero: it is not
 	asked    bool          // this process asked logind for the reboot, and was not refused
@@ -305,7 +317,7 @@ func pollEvery(o plan.Observed, step plan.Step, age time.Duration) time.Duration
 		case age < 15*time.Minute:
 			return 3 * time.Second
 		}
-		return 30 * time.Second
+		return 10 * time.Second
 	case plan.Waiting:
 		if len(o.Gates) > 0 || o.Node.Hold != "" || o.Node.Leaving != "" {
 			return time.Minute

@@ -90,7 +90,7 @@ type timely struct {
 	closes time.Time
 }
 
-func (l timely) Reboot(ctx context.Context) error {
+func (l timely) Reboot(ctx context.Context, kind plan.Kind, why string) error {
 	if late := time.Since(l.closes); late >= 0 {
 		l.t.Errorf("asking for a reboot %s after the window closed", late)
 	}

@@ -411,11 +411,11 @@ func TestTheSlotOfADeletedNodeObjectIsNotUsed(t *testing.T) {
 
 type ownerSpy struct{ simLogind }
 
-func (l ownerSpy) Reboot(ctx context.Context) error {
+func (l ownerSpy) Reboot(ctx context.Context, kind plan.Kind, why string) error {
 	if l.owner != l.node.UID {
 		l.t.Errorf("asking for a reboot with a slot of Node object %q, ours is %q", l.owner, l.node.UID)
 	}
-	return l.simLogind.Reboot(ctx)
+	return l.simLogind.Reboot(ctx, kind, why)
 }
 
 func TestASlotTakenAwayIsNoticedWhileNothingElseHappens(t *testing.T) {

@@ -355,11 +355,11 @@ type cordonSpy struct {
 	cordoned *bool
 }
 
-func (l cordonSpy) Reboot(ctx context.Context) error {
+func (l cordonSpy) Reboot(ctx context.Context, kind plan.Kind, why string) error {
 	l.mu.Lock()
 	*l.cordoned = l.node.Unschedulable
 	l.mu.Unlock()
-	return l.simLogind.Reboot(ctx)
+	return l.simLogind.Reboot(ctx, kind, why)
 }
 
 // budget is a drain that says why it does not get on.
@@ -417,7 +417,10 @@ type refuses struct {
 	asked func()
 }
 
-func (l refuses) Reboot(context.Context) error { l.asked(); return errors.New("access denied") }
+func (l refuses) Reboot(context.Context, plan.Kind, string) error {
+	l.asked()
+	return errors.New("access denied")
+}
 
 // kubereboot/kured#44: a reboot command that could not work drained every node once an hour, for ever.
 func TestALogindThatAlwaysRefusesCostsFewerAndFewerDrains(t *testing.T) {
@@ -610,7 +613,7 @@ type timesOfReboots struct {
 	at *[]time.Time
 }
 
-func (l timesOfReboots) Reboot(ctx context.Context) error {
+func (l timesOfReboots) Reboot(ctx context.Context, kind plan.Kind, why string) error {
 	*l.at = append(*l.at, time.Now())
-	return l.simLogind.Reboot(ctx)
+	return l.simLogind.Reboot(ctx, kind, why)
 }

@@ -4,7 +4,10 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/kured-agent/kured-agent/internal/plan"
@@ -55,22 +58,33 @@ func (a *Agent) observe(ctx context.Context) plan.Observed {
 		a.queue.nodes = o.Record.Nodes
 	}
 	a.observeHost(ctx, &o)
-	if o.Shutdown || !a.needsAPI(o) {
+	switch {
+	case o.Shutdown && o.Delaying && !o.Record.Marked:
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, farewellBound)
+		defer cancel()
+	case o.Shutdown || !a.needsAPI(o):
 		return o
 	}
 	a.observeCluster(ctx, &o)
 	return o
 }
 
+// farewellBound is how long the API server may take for each of a look and a patch while a shutdown waits for us. logind
+// waits for 5 s by default.
+const farewellBound = 2 * time.Second
+
 // active says that the agent means to reboot or is about to undo something: an idle agent asks nobody anything.
 func active(o plan.Observed) bool { return o.Need == plan.Required || o.Record.Marked }
 
 func (a *Agent) observeHost(ctx context.Context, o *plan.Observed) {
-	if !active(*o) {
+	a.observeBeside(ctx, o)
+	a.observeDelay(ctx, o)
+	if !active(*o) && !o.Delaying {
 		return
 	}
 	a.observeLogind(ctx, o)
-	if a.stopping {
+	if a.stopping || !active(*o) {
 		return
 	}
 	var err error
@@ -100,13 +114,92 @@ func (a *Agent) observeLogind(ctx context.Context, o *plan.Observed) {
 	var err error
 	if o.Shutdown, err = a.Logind.PreparingForShutdown(ctx); err != nil {
 		o.ShutdownUnknown = true
-	} else if !a.stopping {
-		o.Inhibitors, err = a.Logind.Inhibitors(ctx)
-	}
-	if err != nil {
 		// Without logind there will be no reboot: find out before pods are moved (systemd/systemd#36035).
-		o.Inhibitors = []string{fmt.Sprintf("logind, which can't be asked: %v", err)}
+		o.Inhibitors = []string{unasked(err)}
+		return
 	}
+	if a.stopping || o.Shutdown || !active(*o) {
+		return
+	}
+	if o.Scheduled, err = a.Logind.Scheduled(ctx); err != nil {
+		a.Logger.Debug("asking for a scheduled shutdown", "err", err)
+	}
+	o.Inhibitors = a.inhibitors(ctx)
+	if o.Need == plan.Required && len(o.Inhibitors) == 0 && (o.Record.Slot == nil || a.refusal != "") {
+		a.preflight(ctx, o.Uptime)
+	}
+	if a.refusal != "" && len(o.Inhibitors) == 0 {
+		o.Inhibitors = []string{a.refusal}
+	}
+}
+
+func unasked(err error) string { return fmt.Sprintf("logind, which can't be asked: %v", err) }
+
+// inhibitors lists who has to be waited for: block inhibitors, and a package manager in the middle of its work.
+func (a *Agent) inhibitors(ctx context.Context) []string {
+	holders, err := a.Logind.Inhibitors(ctx)
+	if err != nil {
+		return []string{unasked(err)}
+	}
+	switch holder, err := a.Host.PackageManager(); {
+	case err != nil:
+		a.Logger.Debug("looking for a package manager at work", "err", err)
+	case holder != "":
+		holders = append(holders, "a package manager at work: "+holder)
+	}
+	return holders
+}
+
+// preflightEvery is the pace of asking logind beforehand while it refuses, or while the node waits.
+const preflightEvery = 30 * time.Second
+
+// preflight finds out what logind would say before a slot is taken for it.
+func (a *Agent) preflight(ctx context.Context, uptime time.Duration) {
+	if a.refusalAt > 0 && uptime-a.refusalAt < preflightEvery {
+		return
+	}
+	a.refusal, a.refusalAt = "", uptime
+	var refusal Refusal
+	err := a.Logind.Preflight(ctx)
+	switch {
+	case err == nil, errors.As(err, &refusal) && refusal.MayGoDown():
+	default:
+		a.refusal = fmt.Sprintf("logind, which would refuse the reboot: %v", err)
+	}
+}
+
+// observeDelay keeps the delay inhibitor. Without it a foreign shutdown is only seen by the next boot.
+func (a *Agent) observeDelay(ctx context.Context, o *plan.Observed) {
+	if !a.Farewell || a.stopping {
+		return
+	}
+	if err := a.Logind.Delay(ctx); err != nil {
+		a.Logger.Warn("a shutdown by somebody else can't be marked on the Node in time", "err", err)
+	}
+	o.Delaying = a.Logind.Delaying()
+}
+
+// besideEvery is the pace of looks for other programs that reboot this host: each is some forty questions to systemd.
+const besideEvery = 10 * time.Minute
+
+func (a *Agent) observeBeside(ctx context.Context, o *plan.Observed) {
+	if a.Beside == nil || a.stopping {
+		return
+	}
+	if a.besideAt == 0 || active(*o) && o.Uptime-a.besideAt >= besideEvery {
+		found, err := a.Beside.Find(ctx)
+		if err != nil {
+			a.Logger.Debug("looking for other programs that reboot this host", "err", err)
+		}
+		a.besideFound, a.besideAt = found, max(o.Uptime, 1)
+	}
+	now := append(slices.Clone(a.besideFound), a.Beside.Pods()...)
+	for _, program := range now {
+		if !slices.Contains(a.beside, program) {
+			a.Logger.Warn("another program reboots this host by itself", "program", program)
+		}
+	}
+	a.beside, o.Beside = now, now
 }
 
 // gatesEvery is the pace of looks at the gates: each is a query somewhere, and hints come as often as others like.
@@ -358,7 +451,7 @@ func (a *Agent) bootComplete(ctx context.Context, o *plan.Observed) bool {
 // readHealth says whether the kubelet of this very boot is ready. Ready alone may be 50 s old, and so may the network
 // condition: the boot id in the same object makes them count (facts of the node lifecycle controller).
 func (a *Agent) readHealth(ctx context.Context, o *plan.Observed) error {
-	why := unfit(o.Node, o.Boot)
+	why := a.unfit(o.Node)
 	if why == "" && a.bootComplete(ctx, o) {
 		missing, err := a.Ready.Missing(ctx)
 		if err != nil {
@@ -380,12 +473,14 @@ func (a *Agent) readHealth(ctx context.Context, o *plan.Observed) error {
 	return nil
 }
 
-// unfit says why the Node object does not speak of a kubelet that is ready in this boot, or nothing.
-func unfit(n plan.Node, boot string) string {
+// unfit says why the Node object does not speak of a kubelet that is ready in this boot, or nothing. The kernel's boot id
+// outlives a soft reboot: then the kubelet must have spoken since.
+func (a *Agent) unfit(n plan.Node) string {
+	kernel, _, soft := strings.Cut(a.Boot, ".")
 	switch {
 	case n.UID == "":
 		return "the Node object does not exist"
-	case n.BootID != boot:
+	case n.BootID != kernel || soft && !n.Heartbeat.After(a.Started):
 		return "the kubelet has not reported this boot yet"
 	case !n.Ready:
 		return "the Node is not Ready"

@@ -79,9 +79,29 @@ type ReadyPods interface {
 
 // Logind asks for the reboot and tells who stands in its way.
 type Logind interface {
-	Reboot(ctx context.Context) error
+	// Reboot asks for a reboot of this kind. why is shown to who is logged in.
+	Reboot(ctx context.Context, kind plan.Kind, why string) error
+	// Kinds are the kinds of reboot that this host can do now.
+	Kinds(ctx context.Context) []plan.Kind
+	// Preflight returns what logind would say to a reboot: nil, or the refusal. It changes nothing.
+	Preflight(ctx context.Context) error
 	PreparingForShutdown(ctx context.Context) (bool, error)
 	Inhibitors(ctx context.Context) ([]string, error)
+	// Scheduled is a shutdown that somebody scheduled, ready to print; empty: none.
+	Scheduled(ctx context.Context) (string, error)
+
+	// Delay takes the delay inhibitor for which a shutdown waits a few seconds, or does nothing when that is settled.
+	Delay(ctx context.Context) error
+	Delaying() bool
+	LetGo()
+}
+
+// Beside finds the programs that reboot this host by themselves, ready to print.
+type Beside interface {
+	// Find asks systemd and reads settings: not for a tight loop.
+	Find(ctx context.Context) ([]string, error)
+	// Pods are those of them that the newest look at the pods has seen.
+	Pods() []string
 }
 
 // Units speaks to systemd about the few units that concern us.
@@ -102,6 +122,8 @@ type Units interface {
 type Host interface {
 	ReadRecord() (plan.Record, error)
 	UpdateRecord(change func(*plan.Record)) error
+	// PackageManager is the package manager at work on this host, ready to print; empty: none.
+	PackageManager() (string, error)
 }
 
 // Identity proves once that the credential and the Node name work.

@@ -59,6 +59,10 @@ type sim struct {
 	unreadable error                           // what comes of reading the record
 	diskFull   bool
 	noLogind   bool
+	forbidden  error         // what a preflight says
+	packages   string        // the package manager at work
+	able       []plan.Kind   // kinds of reboot but the full one
+	delaying   bool          // our delay inhibitor is held
 	forGood    bool          // a stop is not a restart
 	dark       bool          // the power is off: nobody says a last word
 	robbed     bool          // somebody took the slot away
@@ -534,7 +538,7 @@ func (s simDrain) Delete(ctx context.Context) error { return s.Pass(ctx) }
 
 type simLogind struct{ *sim }
 
-func (s simLogind) Reboot(context.Context) error {
+func (s simLogind) Reboot(context.Context, plan.Kind, string) error {
 	return s.op(false, func() error {
 		switch {
 		case s.lease == "" && !s.robbed:
@@ -577,6 +581,34 @@ func (s simLogind) Inhibitors(context.Context) ([]string, error) {
 		return nil, errors.New("no such service")
 	}
 	return s.inhibit, nil
+}
+
+func (s simLogind) Kinds(context.Context) []plan.Kind         { return s.able }
+func (s simLogind) Scheduled(context.Context) (string, error) { return "", nil }
+
+func (s simLogind) Preflight(context.Context) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.forbidden
+}
+
+func (s simLogind) Delay(context.Context) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.delaying = s.delaying || !s.shutdown
+	return nil
+}
+
+func (s simLogind) Delaying() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.delaying
+}
+
+func (s simLogind) LetGo() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.delaying = false
 }
 
 type simUnits struct {
@@ -630,5 +662,10 @@ func (s simHost) Check(context.Context) []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.gates
+}
+func (s simHost) PackageManager() (string, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.packages, nil
 }
 func (s simHost) Missing(context.Context) (string, error) { return "", nil }

@@ -105,14 +105,20 @@ type Prometheus struct {
 	TokenFile string // absolute path; empty: no token
 }
 
-// MethodFull is a reboot through the firmware.
-const MethodFull = "full"
+// The least kind of reboot.
+const (
+	MethodFull  = "full"  // through the firmware
+	MethodKexec = "kexec" // a new kernel that is loaded already
+	MethodSoft  = "soft"  // the userspace only
+	MethodAuto  = "auto"  // what the reasons need
+)
 
 // Reboot is how and how often this host reboots.
 type Reboot struct {
-	Method      string // MethodFull
-	MinInterval time.Duration
-	LoopGuard   time.Duration
+	Method       string // MethodFull, MethodKexec, MethodSoft or MethodAuto
+	MinInterval  time.Duration
+	LoopGuard    time.Duration
+	RefuseBeside bool // wait while another program would reboot this host
 }
 
 // Boot is when a Node may take pods again.
@@ -152,9 +158,10 @@ func Default() *Config {
 			AfterTimeout:  AfterRollBack,
 		},
 		Reboot: Reboot{
-			Method:      MethodFull,
-			MinInterval: time.Hour,
-			LoopGuard:   24 * time.Hour,
+			Method:       MethodFull,
+			MinInterval:  time.Hour,
+			LoopGuard:    24 * time.Hour,
+			RefuseBeside: true,
 		},
 		Boot: Boot{
 			Settle:   10 * time.Second,

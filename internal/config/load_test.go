@@ -200,9 +200,10 @@ query = "ALERTS"
 selector = "app=backup"
 
 [reboot]
-method = "full"
+method = "auto"
 min_interval = "0s"
 loop_guard = "48h"
+refuse_beside = false
 
 [boot]
 settle = "0s"
@@ -248,7 +249,7 @@ func TestEveryKeyIsRead(t *testing.T) {
 			},
 			Pods: []string{"app=backup"},
 		},
-		Reboot: Reboot{Method: MethodFull, MinInterval: 0, LoopGuard: 48 * time.Hour},
+		Reboot: Reboot{Method: MethodAuto, MinInterval: 0, LoopGuard: 48 * time.Hour},
 		Boot: Boot{
 			Settle: 0, Deadline: 20 * time.Minute, ReadyPods: []string{"app=cni", "app=csi"},
 			RemoveTaints: []string{"example.com/fresh", "startup:NoExecute"},

@@ -212,14 +212,10 @@ func readPrometheus(t *table) (p Prometheus) {
 func readReboot(root *table, c *Config, _ Options) {
 	t, r := root.one("reboot"), &c.Reboot
 	*r = Default().Reboot
-	switch method, _ := t.value("method"); method {
-	case "soft", "kexec", "auto":
-		t.report("method", "this version performs full reboots only: write %q", MethodFull)
-	default:
-		t.choice("method", &r.Method, MethodFull)
-	}
+	t.choice("method", &r.Method, MethodFull, MethodSoft, MethodKexec, MethodAuto)
 	t.duration("min_interval", &r.MinInterval, 0)
 	t.duration("loop_guard", &r.LoopGuard, time.Second)
+	t.boolean("refuse_beside", &r.RefuseBeside)
 	t.close()
 }
 

@@ -61,6 +61,14 @@ type Options struct {
 	UnmanagedPods string        // "evict" or "block" pods without a controller
 	GoOn          bool          // evict the others although one blocks: after the timeout the node reboots all the same
 	Uptime        func() time.Duration
+	Stays         func([]Neighbour) // told at each Look which pods of DaemonSets the node has; may be nil
+}
+
+// Neighbour is a pod that a DaemonSet keeps on the node.
+type Neighbour struct {
+	Namespace, DaemonSet string
+	Labels               map[string]string
+	Images               []string
 }
 
 // Client drains one node. Its methods may be called from several goroutines.
@@ -112,6 +120,9 @@ func (c *Client) Look(ctx context.Context) (plan.Pods, error) {
 	pods, err := c.list(ctx)
 	if err != nil {
 		return plan.Pods{}, err
+	}
+	if c.o.Stays != nil {
+		c.o.Stays(neighbours(pods))
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()

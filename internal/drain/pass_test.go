@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/kured-agent/kured-agent/internal/kube/kubetest"
 )
 
@@ -70,5 +72,19 @@ func TestAPassEndsWithItsContextAndAsksNoFurther(t *testing.T) {
 	}
 	if n := asked.Load(); n > concurrency {
 		t.Errorf("%d pods were asked for after the context had ended", n-concurrency)
+	}
+}
+
+func TestALookTellsWhichDaemonSetsHaveAPodHere(t *testing.T) {
+	image := set("spec", "containers", []object{{"image": "ghcr.io/kubereboot/kured:1.23.0"}})
+	s := newPodServer(podObject("web"), podObject("kured-x", owned("DaemonSet"), label("name", "kured"), image), podObject("bare", bare))
+	var seen []Neighbour
+	c := client(t, s, func(o *Options) { o.Stays = func(all []Neighbour) { seen = all } })
+	if _, err := c.Look(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	want := []Neighbour{{"default", "x", map[string]string{"name": "kured"}, []string{"ghcr.io/kubereboot/kured:1.23.0"}}}
+	if diff := cmp.Diff(want, seen); diff != "" {
+		t.Error(diff)
 	}
 }

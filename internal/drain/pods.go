@@ -25,9 +25,12 @@ type pod struct {
 		OwnerReferences []owner `json:"ownerReferences"`
 	} `json:"metadata"`
 	Spec struct {
-		NodeName string `json:"nodeName"`
-		Priority int32  `json:"priority"`
-		Grace    *int64 `json:"terminationGracePeriodSeconds"`
+		NodeName   string `json:"nodeName"`
+		Priority   int32  `json:"priority"`
+		Grace      *int64 `json:"terminationGracePeriodSeconds"`
+		Containers []struct {
+			Image string `json:"image"`
+		} `json:"containers"`
 	} `json:"spec"`
 	Status struct {
 		Phase string `json:"phase"`
@@ -58,6 +61,24 @@ func (p *pod) controller() *owner {
 		}
 	}
 	return nil
+}
+
+// neighbours are the pods of DaemonSets.
+func neighbours(pods []pod) []Neighbour {
+	var all []Neighbour
+	for i := range pods {
+		p := &pods[i]
+		owner := p.controller()
+		if owner == nil || owner.Kind != "DaemonSet" {
+			continue
+		}
+		n := Neighbour{Namespace: p.Metadata.Namespace, DaemonSet: owner.Name, Labels: p.Metadata.Labels}
+		for _, c := range p.Spec.Containers {
+			n.Images = append(n.Images, c.Image)
+		}
+		all = append(all, n)
+	}
+	return all
 }
 
 // grace is how many seconds the pod may take to end.

@@ -27,7 +27,7 @@ const (
 const (
 	flagsSince = 248
 	kexecSince = 249
-	softSince  = 254
+	softSince  = 256 // 254 has it, but does not count: it could not be proven
 )
 
 // kexecLoaded says whether a kernel is loaded: without one logind takes a reboot by kexec for a full one.
@@ -76,7 +76,7 @@ func (c *Client) flags(ctx context.Context, kind plan.Kind) (uint64, error) {
 func (c *Client) missing(kind plan.Kind, version int) error {
 	if kind == plan.KindSoft {
 		if version < softSince {
-			return fmt.Errorf("systemd %d has no soft reboot, %d has", version, softSince)
+			return fmt.Errorf("systemd %d has no soft reboot that can be proven, %d has", version, softSince)
 		}
 		return nil
 	}

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/kured-agent/kured-agent/internal/plan"
 	"github.com/kured-agent/kured-agent/internal/text"
@@ -29,8 +30,9 @@ type object struct {
 	} `json:"spec"`
 	Status struct {
 		Conditions []struct {
-			Type   string `json:"type"`
-			Status string `json:"status"`
+			Type              string `json:"type"`
+			Status            string `json:"status"`
+			LastHeartbeatTime string `json:"lastHeartbeatTime"`
 		} `json:"conditions"`
 		NodeInfo struct {
 			BootID string `json:"bootID"`
@@ -117,6 +119,7 @@ func (o *object) observed(w wanted) plan.Node {
 		switch condition.Type {
 		case "Ready":
 			n.Ready = condition.Status == "True"
+			n.Heartbeat, _ = time.Parse(time.RFC3339, condition.LastHeartbeatTime) // zero proves nothing
 		case "NetworkUnavailable":
 			n.NetworkUnavailable = condition.Status == "True"
 		}

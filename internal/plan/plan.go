@@ -547,6 +547,7 @@ func gateShut(o Observed) bool {
 
 // bar is one reason not to go on, and the time at which it may end by itself.
 type bar struct {
+	kind  string // of a short list, for metrics
 	why   string
 	until time.Time
 }
@@ -554,37 +555,37 @@ type bar struct {
 // bars lists what holds this node back. Each of them also takes back a slot that is held.
 func bars(p Policy, o Observed) []bar {
 	var all []bar
-	add := func(until time.Time, format string, args ...any) {
-		all = append(all, bar{fmt.Sprintf(format, args...), until})
+	add := func(kind string, until time.Time, format string, args ...any) {
+		all = append(all, bar{kind, fmt.Sprintf(format, args...), until})
 	}
 	if o.Node.Hold != "" {
-		add(time.Time{}, "held back by annotation kured-agent/hold: %s", o.Node.Hold)
+		add("hold", time.Time{}, "held back by annotation kured-agent/hold: %s", o.Node.Hold)
 	}
 	if o.Node.Leaving != "" {
-		add(time.Time{}, "an autoscaler is about to remove this node: %s", o.Node.Leaving)
+		add("autoscaler", time.Time{}, "an autoscaler is about to remove this node: %s", o.Node.Leaving)
 	}
 	if !o.Window.Open {
-		add(o.Window.Opens, "outside the maintenance windows")
+		add("window", o.Window.Opens, "outside the maintenance windows")
 	}
 	if gateShut(o) {
 		for _, g := range o.Gates {
-			add(time.Time{}, "gate: %s", g)
+			add("gate", time.Time{}, "gate: %s", g)
 		}
 	}
 	if p.RefuseBeside {
 		for _, program := range o.Beside {
-			add(time.Time{}, "another program reboots this host by itself: %s", program)
+			add("beside", time.Time{}, "another program reboots this host by itself: %s", program)
 		}
 	}
 	if left := backoffLeft(o); left > 0 {
-		add(o.Now.Add(left), "backing off after failure %d: %s", o.Record.Failure.Count, o.Record.Failure.Why)
+		add("back-off", o.Now.Add(left), "backing off after failure %d: %s", o.Record.Failure.Count, o.Record.Failure.Why)
 	}
 	if last := o.Record.Last; last != nil {
 		if left := p.MinInterval - since(o, last.Moment); left > 0 {
-			add(o.Now.Add(left), "less than min_interval = %s since the last reboot", p.MinInterval)
+			add("min-interval", o.Now.Add(left), "less than min_interval = %s since the last reboot", p.MinInterval)
 		}
 		if didNotHelp(p, o) {
-			add(o.Now.Add(p.LoopGuard-since(o, last.Moment)), "the reboot did not help: the same reasons are still there")
+			add("loop-guard", o.Now.Add(p.LoopGuard-since(o, last.Moment)), "the reboot did not help: the same reasons are still there")
 		}
 	}
 	return all
@@ -651,11 +652,18 @@ func anyNew(now, old []Reason) bool {
 	return false
 }
 
-// Blockers lists in words what holds this node back, for status and metrics.
-func Blockers(p Policy, o Observed) []string {
-	var all []string
+// Blocker is one thing that holds the node back. Kind is one of hold, autoscaler, window, gate, beside, back-off,
+// min-interval, loop-guard and inhibitor.
+type Blocker struct{ Kind, Why string }
+
+// Blockers lists what holds this node back, for status and metrics.
+func Blockers(p Policy, o Observed) []Blocker {
+	var all []Blocker
 	for _, b := range bars(p, o) {
-		all = append(all, b.why)
+		all = append(all, Blocker{b.kind, b.why})
+	}
+	for _, holder := range o.Inhibitors {
+		all = append(all, Blocker{"inhibitor", holder})
 	}
 	return all
 }

@@ -13,33 +13,42 @@ import (
 // document is the form of an Update in `kured-agent status --json` and in the property Json. Scripts read it: keys are
 // added, never renamed.
 type document struct {
-	Node          string           `json:"node"`
-	NodeUID       string           `json:"nodeUID,omitempty"`
-	Version       string           `json:"version"`
-	Phase         string           `json:"phase"`
-	Why           string           `json:"why"`
-	Since         time.Time        `json:"since,omitzero"`
-	Until         time.Time        `json:"until,omitzero"`
-	Required      string           `json:"required"` // required, not-required, unknown
-	Reasons       []reasonDocument `json:"reasons,omitempty"`
-	Sources       []sourceDocument `json:"sources,omitempty"`
-	API           string           `json:"api"`
-	Tainted       bool             `json:"tainted"`
-	Cordoned      bool             `json:"cordoned"`
-	Slot          string           `json:"slot,omitempty"`
-	SlotSince     time.Time        `json:"slotSince,omitzero"`
-	SlotHolders   string           `json:"slotHolders,omitempty"`
-	Window        windowDocument   `json:"window"`
-	Blocked       []string         `json:"blocked,omitempty"`
-	BlockedSince  time.Time        `json:"blockedSince,omitzero"`
-	LastReboot    *lastDocument    `json:"lastReboot,omitempty"`
-	Failure       *plan.Failure    `json:"failure,omitempty"`
-	Unhealthy     string           `json:"unhealthy,omitempty"`
-	NotHelped     bool             `json:"notHelped,omitempty"`
-	BootUnitWorks bool             `json:"bootUnitWorks,omitempty"`
-	Dropped       uint64           `json:"droppedSignals"`
-	Requests      int64            `json:"apiRequests"`
-	NodeWrites    int64            `json:"nodeWrites"`
+	Node          string            `json:"node"`
+	NodeUID       string            `json:"nodeUID,omitempty"`
+	Version       string            `json:"version"`
+	Phase         string            `json:"phase"`
+	Why           string            `json:"why"`
+	Since         time.Time         `json:"since,omitzero"`
+	Until         time.Time         `json:"until,omitzero"`
+	Required      string            `json:"required"` // required, not-required, unknown
+	Reasons       []reasonDocument  `json:"reasons,omitempty"`
+	Sources       []sourceDocument  `json:"sources,omitempty"`
+	API           string            `json:"api"`
+	Tainted       bool              `json:"tainted"`
+	Cordoned      bool              `json:"cordoned"`
+	Slot          string            `json:"slot,omitempty"`
+	SlotSince     time.Time         `json:"slotSince,omitzero"`
+	SlotHolders   string            `json:"slotHolders,omitempty"`
+	Window        windowDocument    `json:"window"`
+	Blocked       []string          `json:"blocked,omitempty"`
+	BlockedSince  time.Time         `json:"blockedSince,omitzero"`
+	Blockers      []blockerDocument `json:"blockers,omitempty"` // the same with kind and time
+	Scheduled     string            `json:"scheduledShutdown,omitempty"`
+	Beside        []string          `json:"beside,omitempty"`
+	LastReboot    *lastDocument     `json:"lastReboot,omitempty"`
+	Failure       *plan.Failure     `json:"failure,omitempty"`
+	Unhealthy     string            `json:"unhealthy,omitempty"`
+	NotHelped     bool              `json:"notHelped,omitempty"`
+	BootUnitWorks bool              `json:"bootUnitWorks,omitempty"`
+	Dropped       uint64            `json:"droppedSignals"`
+	Requests      int64             `json:"apiRequests"`
+	NodeWrites    int64             `json:"nodeWrites"`
+}
+
+type blockerDocument struct {
+	Kind  string    `json:"kind"`
+	Why   string    `json:"why"`
+	Since time.Time `json:"since,omitzero"`
 }
 
 type reasonDocument struct {
@@ -77,10 +86,14 @@ func (u Update) MarshalJSON() ([]byte, error) {
 		Required: u.Level.String(), Reasons: reasonDocuments(u.Reasons),
 		API: u.API, Tainted: u.Tainted, Cordoned: u.Cordoned,
 		Slot: u.Slot, SlotSince: u.SlotSince, SlotHolders: u.SlotHolders,
-		Window:  windowDocument(u.Window),
-		Blocked: u.Blocked, BlockedSince: u.BlockedSince,
+		Window:       windowDocument(u.Window),
+		BlockedSince: u.blockedSince(), Scheduled: u.Scheduled, Beside: u.Beside,
 		Failure: u.Failure, Unhealthy: u.Unhealthy, NotHelped: u.NotHelped, BootUnitWorks: u.BootUnitWorks,
 		Dropped: u.Dropped, Requests: u.Requests, NodeWrites: u.NodeWrites,
+	}
+	d.Blocked = u.blockedBy()
+	for _, b := range u.Blocked {
+		d.Blockers = append(d.Blockers, blockerDocument(b))
 	}
 	for _, s := range u.Sources {
 		d.Sources = append(d.Sources, sourceDocument{s.Name, s.Type, s.Level.String(), s.Note, s.Err, s.Since})
@@ -103,10 +116,13 @@ func (u *Update) UnmarshalJSON(data []byte) error {
 		Level: levelOf(d.Required), Reasons: reasonsOf(d.Reasons),
 		API: d.API, Tainted: d.Tainted, Cordoned: d.Cordoned,
 		Slot: d.Slot, SlotSince: d.SlotSince, SlotHolders: d.SlotHolders,
-		Window:  plan.Window(d.Window),
-		Blocked: d.Blocked, BlockedSince: d.BlockedSince,
+		Window:    plan.Window(d.Window),
+		Scheduled: d.Scheduled, Beside: d.Beside,
 		Failure: d.Failure, Unhealthy: d.Unhealthy, NotHelped: d.NotHelped, BootUnitWorks: d.BootUnitWorks,
 		Dropped: d.Dropped, Requests: d.Requests, NodeWrites: d.NodeWrites,
+	}
+	for _, b := range d.Blockers {
+		u.Blocked = append(u.Blocked, Blocker(b))
 	}
 	for _, s := range d.Sources {
 		u.Sources = append(u.Sources, SourceStatus{s.Name, s.Type, levelOf(s.Required), s.Note, s.Error, s.Since})

@@ -231,6 +231,19 @@ func (m *Metrics) exposition(now time.Time) []byte {
 	return b.Bytes()
 }
 
+// blockedSamples has one sample a kind of blocker.
+func blockedSamples(blockers []Blocker, now time.Time) []sample {
+	var all []sample
+	seen := map[string]bool{}
+	for _, b := range blockers {
+		if !seen[b.Kind] && !b.Since.IsZero() {
+			seen[b.Kind] = true
+			all = append(all, sample{label("reason", b.Kind), age(now, b.Since)})
+		}
+	}
+	return all
+}
+
 // writeState is pure. Labels come from short lists: phases, configured sources, one version.
 func writeState(w *bytes.Buffer, u Update, now time.Time) {
 	gauge := func(name, help string, samples ...sample) { family(w, name, "gauge", help, samples...) }
@@ -239,10 +252,10 @@ func writeState(w *bytes.Buffer, u Update, now time.Time) {
 	gauge("build_info", "Version of the agent.", sample{label("version", u.Version), 1})
 	gauge("phase", "What the agent is doing now.", sample{label("phase", u.Phase), 1})
 	gauge("reboot_required", "1 if a reboot is required, 0 if not, NaN if that is not known.", levelSample(u.Level))
-	if len(u.Blocked) > 0 && !u.BlockedSince.IsZero() {
-		gauge("blocked_seconds", "How long the required reboot has been held back; reason is the phase.",
-			sample{label("reason", u.Phase), age(now, u.BlockedSince)})
+	if blocked := blockedSamples(u.Blocked, now); len(blocked) > 0 {
+		gauge("blocked_seconds", "How long the required reboot has been held back, by what.", blocked...)
 	}
+	gauge("beside", "How many other programs reboot this host by themselves.", sample{value: float64(len(u.Beside))})
 	if u.API != APIAway {
 		gauge("tainted", "1 if our taint is on the Node. Absent while the API server does not answer.", truth(u.Tainted))
 		gauge("cordoned", "1 if we cordoned the Node. Absent while the API server does not answer.", truth(u.Cordoned))

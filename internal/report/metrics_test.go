@@ -241,7 +241,7 @@ func TestTheTextfileIsReplacedAtOnceAndGoesWithTheAgent(t *testing.T) {
 		if info, _ := reader.Stat(); info.Mode().Perm() != 0o644 {
 			t.Errorf("mode %v", info.Mode())
 		}
-		r.Update(Update{Phase: "Waiting", Level: plan.Required, Blocked: []string{"x"}, BlockedSince: time.Now()})
+		r.Update(Update{Phase: "Waiting", Level: plan.Required, Blocked: []Blocker{{"gate", "x", time.Now()}}})
 		synctest.Wait()
 		content, _ := io.ReadAll(reader)
 		if !strings.Contains(string(content), `phase="Idle"`) || strings.Contains(string(content), "Waiting") {
@@ -249,7 +249,7 @@ func TestTheTextfileIsReplacedAtOnceAndGoesWithTheAgent(t *testing.T) {
 		}
 		time.Sleep(2*time.Minute + time.Second)
 		content, _ = os.ReadFile(path)
-		if !strings.Contains(string(content), `kured_agent_blocked_seconds{reason="Waiting"} 120`) {
+		if !strings.Contains(string(content), `kured_agent_blocked_seconds{reason="gate"} 120`) {
 			t.Errorf("ages go on while a reboot is required: %s", content)
 		}
 		cancel()

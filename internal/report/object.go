@@ -181,7 +181,7 @@ var properties = []property{
 	{"WindowOpen", func(u Update) any { return u.Window.Open }},
 	{"WindowOpens", func(u Update) any { return micros(u.Window.Opens) }},
 	{"WindowCloses", func(u Update) any { return micros(u.Window.Closes) }},
-	{"Blocked", func(u Update) any { return append([]string{}, u.Blocked...) }},
+	{"Blocked", func(u Update) any { return append([]string{}, u.blockedBy()...) }},
 	{"LastReboot", func(u Update) any {
 		if u.LastReboot == nil {
 			return int64(0)

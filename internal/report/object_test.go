@@ -94,7 +94,7 @@ func TestTheObjectShowsTheUpdate(t *testing.T) {
 			`["update-engine", "not-required", "service absent", ""], ["vendor", "unknown", "", "no answer within 10s"]]`,
 		"Tainted": "true", "Cordoned": "true", "Slot": `"slot-default-0"`,
 		"WindowOpen": "true", "WindowOpens": "@x 0", "WindowCloses": "@x 1772510400000000",
-		"Blocked": `["gate: ALERTS has 1 result"]`, "LastReboot": "@x 1770688800000000",
+		"Blocked": `["gate: ALERTS has 1 result", "gate: a pod", "outside the maintenance windows"]`, "LastReboot": "@x 1770688800000000",
 		"Failure": `"draining took longer than timeout = 20m0s"`, "Api": `"read"`,
 	}
 	var document string

@@ -43,8 +43,13 @@ func full() Update {
 		},
 		API: APIRead, Tainted: true, Cordoned: true,
 		Slot: "slot-default-0", SlotSince: night.Add(-5 * time.Minute), SlotHolders: "slot-default-1 is held by node-2",
-		Window:  plan.Window{Open: true, Closes: night.Add(2 * time.Hour)},
-		Blocked: []string{"gate: ALERTS has 1 result"}, BlockedSince: night.Add(-time.Minute),
+		Window: plan.Window{Open: true, Closes: night.Add(2 * time.Hour)},
+		Blocked: []Blocker{
+			{"gate", "gate: ALERTS has 1 result", night.Add(-time.Minute)}, {"gate", "gate: a pod", night.Add(-time.Minute)},
+			{"window", "outside the maintenance windows", night.Add(-2 * time.Minute)},
+		},
+		Beside: []string{"zincati reboots this host by itself"}, Scheduled: "reboot at 03:00",
+
 		LastReboot: &plan.LastReboot{Moment: plan.Moment{At: night.Add(-21 * 24 * time.Hour)},
 			Reasons: []plan.Reason{{Source: "request", ID: "dbus", Kind: plan.KindFull}}},
 		Failure: &plan.Failure{Moment: plan.Moment{At: night.Add(-90 * time.Minute)}, Count: 2,
@@ -93,7 +98,7 @@ func TestAnUpdateSharesNothingWithTheLoop(t *testing.T) {
 	u := full()
 	r := New("", "")
 	r.Update(u)
-	u.Reasons[0].ID, u.Sources[0].Name, u.Blocked[0], u.LastReboot.Reasons[0].ID, u.Failure.Why = "x", "x", "x", "x", "x"
+	u.Reasons[0].ID, u.Sources[0].Name, u.Blocked[0].Why, u.LastReboot.Reasons[0].ID, u.Failure.Why = "x", "x", "x", "x", "x"
 	if diff := cmp.Diff(full().bounded(), r.Latest()); diff != "" {
 		t.Error(diff)
 	}
@@ -108,7 +113,7 @@ func TestValuesFromOutsideAreBoundedAndPrintable(t *testing.T) {
 	for range 1000 {
 		u.Reasons = append(u.Reasons, plan.Reason{Source: evil, ID: evil, Text: evil})
 		u.Sources = append(u.Sources, SourceStatus{Name: evil, Note: evil, Err: evil})
-		u.Blocked = append(u.Blocked, evil)
+		u.Blocked = append(u.Blocked, Blocker{Kind: evil, Why: evil})
 	}
 	u = u.bounded()
 	if len(u.Why) > maxWhy || len(u.Node) > maxName || !utf8.ValidString(u.Why) ||

@@ -22,9 +22,10 @@ func Text(u Update, now time.Time) string {
 	if !u.Until.IsZero() {
 		s.row("Until", s.moment(u.Until))
 	}
-	s.rows("Blocked by", u.Blocked)
-	if len(u.Blocked) > 0 && !u.BlockedSince.IsZero() {
-		s.row("", "blocked"+s.since(u.BlockedSince))
+	s.rows("Blocked by", s.blockedLines(u))
+	s.rows("Beside", u.Beside)
+	if u.Scheduled != "" {
+		s.row("Scheduled", u.Scheduled+", by somebody else")
 	}
 	s.row("Reboot", map[plan.Level]string{
 		plan.NotRequired: "not required",
@@ -222,9 +223,24 @@ func (s *sheet) since(t time.Time) string {
 	return " since " + s.moment(t)
 }
 
+func (s *sheet) blockedLines(u Update) []string {
+	lines := u.blockedBy()
+	if since := u.blockedSince(); !since.IsZero() {
+		lines = append(lines, "blocked"+s.since(since))
+	}
+	return lines
+}
+
+// notInstalled is the note of a source that has nothing to watch on this host: there are many.
+const notInstalled = "not on this host"
+
 func (s *sheet) sourceLines(sources []SourceStatus) []string {
-	var lines []string
+	var lines, resting []string
 	for _, src := range sources {
+		if src.Note == notInstalled {
+			resting = append(resting, src.Name)
+			continue
+		}
 		state := strings.ReplaceAll(src.Level.String(), "-", " ")
 		if src.Err != "" {
 			state = "CAN'T BE READ" + s.since(src.Since) + ": " + src.Err
@@ -233,6 +249,9 @@ func (s *sheet) sourceLines(sources []SourceStatus) []string {
 			state += " (" + src.Note + ")"
 		}
 		lines = append(lines, src.Name+": "+state)
+	}
+	if len(resting) > 0 {
+		lines = append(lines, notInstalled+": "+strings.Join(resting, ", "))
 	}
 	return lines
 }

@@ -37,7 +37,7 @@ func golden(t *testing.T, name, got string) {
 // draining is full() without what does not go with it.
 func draining() Update {
 	u := full()
-	u.Unhealthy, u.NotHelped, u.BootUnitWorks, u.Blocked, u.BlockedSince = "", false, false, nil, time.Time{}
+	u.Unhealthy, u.NotHelped, u.BootUnitWorks, u.Blocked = "", false, false, nil
 	return u
 }
 
@@ -62,9 +62,12 @@ func TestStatusIsReadable(t *testing.T) {
 			Reasons: []plan.Reason{{Source: "file:/run/reboot-required", ID: "linux-base", Kind: plan.KindFull}},
 			Sources: []SourceStatus{{Name: "file:/run/reboot-required", Level: plan.Required, Since: night}},
 			API:     APIRead, Tainted: true, Window: plan.Window{Opens: night.Add(19 * time.Hour)},
-			Blocked: []string{"outside the maintenance windows",
-				"held back by annotation kured-agent/hold: ask the database team"},
-			BlockedSince: night.Add(-6 * time.Hour),
+			Blocked: []Blocker{
+				{"window", "outside the maintenance windows", night.Add(-6 * time.Hour)},
+				{"hold", "held back by annotation kured-agent/hold: ask the database team", night.Add(-time.Hour)},
+			},
+			Beside:    []string{"locksmithd reboots this host by itself"},
+			Scheduled: "reboot at 04:00",
 		},
 		"waiting-turn": {
 			Node: "node-3", Version: "1.0.0", Phase: "WaitingTurn", Why: "slot-default-0 is held by node-2 since 02:51:10 +0100",

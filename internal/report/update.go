@@ -39,9 +39,10 @@ type Update struct {
 	SlotSince   time.Time
 	SlotHolders string // who holds the slots, as the last look at the lock told
 
-	Window       plan.Window
-	Blocked      []string // what holds this node back, ready to print
-	BlockedSince time.Time
+	Window    plan.Window
+	Blocked   []Blocker // what holds this node back
+	Scheduled string    // a shutdown that somebody scheduled, ready to print
+	Beside    []string  // programs that reboot this host by themselves, ready to print
 
 	LastReboot    *plan.LastReboot
 	Failure       *plan.Failure
@@ -52,6 +53,33 @@ type Update struct {
 	Dropped    uint64 // D-Bus signals whose sender was not the owner of the name
 	Requests   int64  // to the API server
 	NodeWrites int64
+}
+
+// Blocker is one thing that holds the node back.
+type Blocker struct {
+	Kind  string    // of plan.Blocker
+	Why   string    // ready to print
+	Since time.Time // of the kind
+}
+
+// blockedBy lists what holds the node back, ready to print.
+func (u Update) blockedBy() []string {
+	var all []string
+	for _, b := range u.Blocked {
+		all = append(all, b.Why)
+	}
+	return all
+}
+
+// blockedSince is since when anything has held the node back without a break, as far as the blockers of now tell.
+func (u Update) blockedSince() time.Time {
+	var first time.Time
+	for _, b := range u.Blocked {
+		if first.IsZero() || !b.Since.IsZero() && b.Since.Before(first) {
+			first = b.Since
+		}
+	}
+	return first
 }
 
 // SourceStatus is one source of reboot requirements.
@@ -89,8 +117,9 @@ func (u Update) bounded() Update {
 	u.SlotSince = instant(u.SlotSince)
 	u.SlotHolders = text.Line(u.SlotHolders, maxText)
 	u.Window.Opens, u.Window.Closes = instant(u.Window.Opens), instant(u.Window.Closes)
-	u.Blocked = cleanTexts(u.Blocked)
-	u.BlockedSince = instant(u.BlockedSince)
+	u.Blocked = cleanBlockers(u.Blocked)
+	u.Scheduled = text.Line(u.Scheduled, maxText)
+	u.Beside = cleanTexts(u.Beside)
 	u.Unhealthy = text.Line(u.Unhealthy, maxText)
 	if l := u.LastReboot; l != nil {
 		u.LastReboot = &plan.LastReboot{Moment: plan.Moment{At: instant(l.At)}, Reasons: cleanReasons(l.Reasons)}
@@ -134,6 +163,14 @@ func cleanTexts(texts []string) []string {
 	var all []string
 	for _, t := range texts[:min(len(texts), maxBlocked)] {
 		all = append(all, text.Line(t, maxText))
+	}
+	return all
+}
+
+func cleanBlockers(blockers []Blocker) []Blocker {
+	var all []Blocker
+	for _, b := range blockers[:min(len(blockers), maxBlocked)] {
+		all = append(all, Blocker{text.Line(b.Kind, 32), text.Line(b.Why, maxText), instant(b.Since)})
 	}
 	return all
 }

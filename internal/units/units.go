@@ -7,9 +7,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/godbus/dbus/v5"
 
@@ -73,6 +75,26 @@ func (c *Client) active(ctx context.Context, name, second string) (state, value 
 		return "", "", err
 	}
 	return state, value, nil
+}
+
+// SoftReboots returns how many soft reboots this boot of the kernel has seen, and when the newest began the userspace
+// that runs now. A systemd that can't tell has seen none: the count came with version 256.
+func (c *Client) SoftReboots(ctx context.Context) (count uint32, started time.Time, err error) {
+	count, err = property[uint32](ctx, c, path, iface, "SoftRebootsCount")
+	if bus.IsNamed(err, "org.freedesktop.DBus.Error.UnknownProperty") {
+		return 0, time.Time{}, nil
+	}
+	if err != nil || count == 0 {
+		return 0, time.Time{}, err
+	}
+	usec, err := property[uint64](ctx, c, path, iface, "UserspaceTimestamp")
+	switch {
+	case err != nil:
+		return 0, time.Time{}, err
+	case usec > math.MaxInt64:
+		return 0, time.Time{}, fmt.Errorf("reading when the userspace started: %d is no time", usec)
+	}
+	return count, time.UnixMicro(int64(usec)), nil
 }
 
 // JobType returns the type of the unit's pending job ("start", "stop", "restart", "try-restart"), or "". A unit has at

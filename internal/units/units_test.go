@@ -214,3 +214,24 @@ func FuzzBodies(f *testing.F) {
 		}
 	})
 }
+
+func TestSoftRebootsAreCountedWhereSystemdCounts(t *testing.T) {
+	d := bustest.Start(t)
+	f := bustest.NewSystemd1(d)
+	b := bus.New(bus.Options{Address: d.Address})
+	bustest.Run(t, b)
+	bustest.Eventually(t, "the bus is there", b.Connected)
+	c := New(b)
+	if n, started, err := c.SoftReboots(t.Context()); n != 0 || !started.IsZero() || err != nil {
+		t.Errorf("before systemd 256: %d, %s, %v", n, started, err)
+	}
+	f.SetProperty("/org/freedesktop/systemd1", "org.freedesktop.systemd1.Manager", "SoftRebootsCount", uint32(2))
+	f.SetProperty("/org/freedesktop/systemd1", "org.freedesktop.systemd1.Manager", "UserspaceTimestamp", uint64(1_700_000_000_000_000))
+	if n, started, err := c.SoftReboots(t.Context()); n != 2 || started.Unix() != 1_700_000_000 || err != nil {
+		t.Errorf("got %d, %s, %v", n, started, err)
+	}
+	f.SetProperty("/org/freedesktop/systemd1", "org.freedesktop.systemd1.Manager", "SoftRebootsCount", "many")
+	if n, _, err := c.SoftReboots(t.Context()); err == nil {
+		t.Errorf("a count that is none gave %d", n)
+	}
+}

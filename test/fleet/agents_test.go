@@ -168,9 +168,17 @@ func (h hostOf) Release(ctx context.Context, name, uid string) error {
 	return h.slots.Release(ctx, name, uid)
 }
 
-func (hostOf) Check(context.Context) []string                     { return nil }
-func (hostOf) Missing(context.Context) (string, error)            { return "", nil }
-func (hostOf) Reboot(context.Context) error                       { return fmt.Errorf("rebooting: not here") }
+func (hostOf) Check(context.Context) []string          { return nil }
+func (hostOf) Missing(context.Context) (string, error) { return "", nil }
+func (hostOf) Reboot(context.Context, plan.Kind, string) error {
+	return fmt.Errorf("rebooting: not here")
+}
+func (hostOf) Kinds(context.Context) []plan.Kind                  { return nil }
+func (hostOf) Preflight(context.Context) error                    { return nil }
+func (hostOf) Scheduled(context.Context) (string, error)          { return "", nil }
+func (hostOf) Delay(context.Context) error                        { return nil }
+func (hostOf) Delaying() bool                                     { return false }
+func (hostOf) LetGo()                                             {}
 func (hostOf) PreparingForShutdown(context.Context) (bool, error) { return false, nil }
 func (hostOf) Inhibitors(context.Context) ([]string, error)       { return nil, nil }
 func (hostOf) StartPreReboot(context.Context, string) error       { return nil }
@@ -203,6 +211,8 @@ func (m *memory) ReadRecord() (plan.Record, error) {
 	defer m.mu.Unlock()
 	return m.record, nil
 }
+
+func (m *memory) PackageManager() (string, error) { return "", nil }
 
 func (m *memory) UpdateRecord(change func(*plan.Record)) error {
 	m.mu.Lock()
