@@ -9,8 +9,8 @@ import (
 	"github.com/kured-agent/kured-agent/internal/plan"
 )
 
-// keepWhileAway is read for a service that leaves the bus when it has nothing to do, and that has to be on it for a need
-// to be taken back: while it is away, its last definite answer holds.
+// keepWhileAway wraps read for a service that leaves the bus when it has nothing to do, and that has to be on it for a
+// need to be taken back: while it is away, the need holds.
 func keepWhileAway(read func(context.Context) (State, error)) func(context.Context) (State, error) {
 	var last State
 	return func(ctx context.Context) (State, error) {

@@ -19,7 +19,8 @@ func TestAServiceThatIdlesOutTakesNothingBackByThat(t *testing.T) {
 		t.Helper()
 		state, err = s, e
 		got, gotErr := read(t.Context())
-		if got.Level != level || !errors.Is(gotErr, wantErr) || level == plan.Required && !slices.Equal(ids(got), []string{"a"}) {
+		kept := level != plan.Required || slices.Equal(ids(got), []string{"a"})
+		if got.Level != level || !errors.Is(gotErr, wantErr) || !kept {
 			t.Errorf("%s: %+v, %v", when, got, gotErr)
 		}
 	}

@@ -259,7 +259,8 @@ func TestBusPolicyAllowsNothingElse(t *testing.T) {
 	}
 	want := []policy{
 		{User: "kured-agent", Allow: append(slices.Clone(asks),
-			rule{To: "com.coreos.update1", Interface: "com.coreos.update1.Manager", Member: "GetStatus"})},
+			rule{To: "com.coreos.update1", Interface: "com.coreos.update1.Manager", Member: "GetStatus"},
+			rule{To: "org.freedesktop.sysupdate1", Interface: "org.freedesktop.sysupdate1.Target", Member: "GetVersion"})},
 		{User: "root", Allow: asks},
 		{Context: "default", Allow: []rule{
 			{To: agent, Interface: standard + "Properties", Member: "Get"},
