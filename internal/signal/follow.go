@@ -143,6 +143,7 @@ func classify(err error, denied string) error {
 	}
 	switch reply.Name {
 	case "org.freedesktop.DBus.Error.ServiceUnknown", "org.freedesktop.DBus.Error.NameHasNoOwner",
+		"org.freedesktop.DBus.Error.NoReply", // of the bus: it left in the middle of the call
 		// What systemd answers when the bus asks it to start a service that an admin has switched off.
 		"org.freedesktop.systemd1.UnitMasked", "org.freedesktop.systemd1.NoSuchUnit":
 		return errAbsent

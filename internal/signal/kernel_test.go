@@ -12,16 +12,16 @@ import (
 )
 
 const (
-	older   = "6.1.0-28-amd64"
-	running = "6.1.0-30-amd64"
-	newer   = "6.1.0-31-amd64"
+	older         = "6.1.0-28-amd64"
+	runningKernel = "6.1.0-30-amd64"
+	newer         = "6.1.0-31-amd64"
 )
 
 // kernelRoot is a Debian host.
 func kernelRoot(t *testing.T, images ...string) string {
 	t.Helper()
 	root := t.TempDir()
-	write(t, root+"/proc/sys/kernel/osrelease", running+"\n")
+	write(t, root+"/proc/sys/kernel/osrelease", runningKernel+"\n")
 	for _, release := range images {
 		write(t, root+"/boot/vmlinuz-"+release, "")
 	}
@@ -66,17 +66,17 @@ func TestTheFlavourIsTheWordsAtTheEnd(t *testing.T) {
 
 func TestANewerKernelOfTheSameFlavourIsFound(t *testing.T) {
 	for name, c := range map[string]struct {
-		running   string
-		installed string
-		want      string
+		runningKernel string
+		installed     string
+		want          string
 	}{
-		"Debian":                {running, older + " " + running + " " + newer, newer},
-		"the newest of several": {running, "6.1.0-100-amd64 6.10.0-1-amd64 6.9.0-7-amd64 " + newer, "6.10.0-1-amd64"},
+		"Debian":                {runningKernel, older + " " + runningKernel + " " + newer, newer},
+		"the newest of several": {runningKernel, "6.1.0-100-amd64 6.10.0-1-amd64 6.9.0-7-amd64 " + newer, "6.10.0-1-amd64"},
 		"numbers, not letters":  {"6.1.0-9-amd64", "6.1.0-28-amd64", "6.1.0-28-amd64"},
-		"only older ones":       {running, older + " 5.10.0-33-amd64", ""},
-		"only itself":           {running, running, ""},
+		"only older ones":       {runningKernel, older + " 5.10.0-33-amd64", ""},
+		"only itself":           {runningKernel, runningKernel, ""},
 		"a backport":            {"6.1.0-28-amd64", "6.12.9+bpo-amd64", "6.12.9+bpo-amd64"},
-		"other flavours":        {running, "6.1.0-31-cloud-amd64 6.1.0-31-rt-amd64", ""},
+		"other flavours":        {runningKernel, "6.1.0-31-cloud-amd64 6.1.0-31-rt-amd64", ""},
 		"a release candidate":   {"6.12~rc6-amd64", "6.12.6-amd64 6.12~rc5-amd64", "6.12.6-amd64"},
 		"Ubuntu":                {"6.8.0-48-generic", "6.8.0-49-generic 6.8.0-50-lowlatency", "6.8.0-49-generic"},
 		"Ubuntu HWE":            {"5.15.0-126-generic", "6.8.0-49-generic", "6.8.0-49-generic"},
@@ -91,17 +91,17 @@ func TestANewerKernelOfTheSameFlavourIsFound(t *testing.T) {
 		"SUSE":           {"6.4.0-150600.21-default", "6.4.0-150600.23.25-default", "6.4.0-150600.23.25-default"},
 		"Arch":           {"6.11.5-arch1-1", "6.11.5-arch2-1 6.6.58-1-lts", "6.11.5-arch2-1"},
 		"built by hand":  {"6.12.0", "6.12.1 6.12.0.old 6.13.0.old 6.12.2~", "6.12.1"},
-		"half unpacked":  {running, newer + ".dpkg-new " + newer + ".dpkg-tmp 6.2.rpmnew", ""},
-		"no release":     {running, "lts linux generic", ""},
+		"half unpacked":  {runningKernel, newer + ".dpkg-new " + newer + ".dpkg-tmp 6.2.rpmnew", ""},
+		"no release":     {runningKernel, "lts linux generic", ""},
 		"empty":          {"", "6.1.0", "6.1.0"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			installed := strings.Fields(c.installed)
-			if got := newestKernel(c.running, installed); got != c.want {
+			if got := newestKernel(c.runningKernel, installed); got != c.want {
 				t.Errorf("got %q, want %q", got, c.want)
 			}
 			slices.Reverse(installed)
-			if got := newestKernel(c.running, installed); got != c.want {
+			if got := newestKernel(c.runningKernel, installed); got != c.want {
 				t.Errorf("in reverse: got %q, want %q", got, c.want)
 			}
 		})
@@ -109,9 +109,9 @@ func TestANewerKernelOfTheSameFlavourIsFound(t *testing.T) {
 }
 
 func TestANewKernelInBootRequiresAReboot(t *testing.T) {
-	root := kernelRoot(t, older, running)
+	root := kernelRoot(t, older, runningKernel)
 	p := start(t, Env{Root: root}, "kernel", nil)
-	if s := p.becomes("at start", plan.NotRequired); s.Note != "running "+running {
+	if s := p.becomes("at start", plan.NotRequired); s.Note != "running "+runningKernel {
 		t.Errorf("note %q", s.Note)
 	}
 	// As dpkg unpacks it.
@@ -120,7 +120,7 @@ func TestANewKernelInBootRequiresAReboot(t *testing.T) {
 	rename(t, image+".dpkg-new", image)
 	s := p.becomes("unpacked", plan.Required)
 	want := plan.Reason{Source: "kernel", ID: newer,
-		Text: "kernel " + newer + " is installed, " + running + " is running", Kind: plan.KindKexec}
+		Text: "kernel " + newer + " is installed, " + runningKernel + " is running", Kind: plan.KindKexec}
 	if !slices.Equal(s.Reasons, []plan.Reason{want}) {
 		t.Errorf("reasons %+v", s.Reasons)
 	}
@@ -130,7 +130,7 @@ func TestANewKernelInBootRequiresAReboot(t *testing.T) {
 
 func TestAnImageBesideTheModulesCountsAndModulesAloneDoNot(t *testing.T) {
 	root := kernelRoot(t)
-	write(t, root+"/lib/modules/"+running+"/vmlinuz", "")
+	write(t, root+"/lib/modules/"+runningKernel+"/vmlinuz", "")
 	write(t, root+"/lib/modules/"+newer+"/updates/dkms/left.ko", "")
 	k := kernel{root: root}
 	if s := k.read(); s.Level != plan.NotRequired {
@@ -145,7 +145,7 @@ func TestAnImageBesideTheModulesCountsAndModulesAloneDoNot(t *testing.T) {
 func TestWhatTellsNothingOfTheKernelsIsUnknown(t *testing.T) {
 	for name, root := range map[string]string{
 		"no running kernel": t.TempDir(),
-		"no installed one":  kernelRoot(t),
+		"no installed one":        kernelRoot(t),
 	} {
 		if s := (&kernel{root: root}).read(); s.Level != plan.Unknown || s.Err == nil {
 			t.Errorf("%s: %+v", name, s)
@@ -168,7 +168,7 @@ func TestWhatTellsNothingOfTheKernelsIsUnknown(t *testing.T) {
 }
 
 func TestADirectoryOrAPipeInBootIsHarmless(t *testing.T) {
-	root := kernelRoot(t, running)
+	root := kernelRoot(t, runningKernel)
 	for _, dir := range []string{"/boot/vmlinuz-" + newer, "/boot/efi/vmlinuz-" + newer} {
 		if err := os.MkdirAll(root+dir, 0o755); err != nil {
 			t.Fatal(err)
@@ -180,15 +180,15 @@ func TestADirectoryOrAPipeInBootIsHarmless(t *testing.T) {
 }
 
 func FuzzSplitRelease(f *testing.F) {
-	f.Add(running, newer)
+	f.Add(runningKernel, newer)
 	f.Add("5.14.0-503.el9.x86_64+rt", "0-rescue-")
-	f.Fuzz(func(t *testing.T, running, installed string) {
+	f.Fuzz(func(t *testing.T, runningKernel, installed string) {
 		version, flavour := splitRelease(installed)
 		if len(version)+len(flavour) > 2*len(installed) {
 			t.Errorf("%q: %q and %q", installed, version, flavour)
 		}
-		if got := newestKernel(running, []string{installed, running}); got != "" && (got != installed || got == running) {
-			t.Errorf("newestKernel(%q, %q) = %q", running, installed, got)
+		if got := newestKernel(runningKernel, []string{installed, runningKernel}); got != "" && (got != installed || got == runningKernel) {
+			t.Errorf("newestKernel(%q, %q) = %q", runningKernel, installed, got)
 		}
 	})
 }

@@ -52,8 +52,8 @@ func TestAnUpdateOfArtifactsAloneDoesNotCount(t *testing.T) {
 }
 
 func TestASlotThatWasInstalledBeforeTheStartIsReadAndRAUCIsNotStarted(t *testing.T) {
-	element, asked := bustest.Activatable(t, raucName)
-	d := bustest.StartPolicy(t, element)
+	d := bustest.Start(t)
+	activation := d.Activatable(raucName, nil)
 	p := start(t, Env{Bus: startBus(t, d)}, "rauc", nil)
 	if s := p.becomes("absent", plan.NotRequired); s.Note != "service absent" {
 		t.Errorf("note %q", s.Note)
@@ -72,7 +72,7 @@ func TestASlotThatWasInstalledBeforeTheStartIsReadAndRAUCIsNotStarted(t *testing
 	service.SetPrimary("rootfs.0")
 	service.Connect()
 	p.becomes("back without the need", plan.NotRequired)
-	if n := len(asked); n != 0 {
+	if n := activation.Started(); n != 0 {
 		t.Errorf("RAUC was started %d times", n)
 	}
 }

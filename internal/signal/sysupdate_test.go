@@ -28,23 +28,11 @@ func imageRoot(t *testing.T) string {
 	return root
 }
 
-// isStarted waits until the bus starts the service.
-func isStarted(t *testing.T, asked <-chan struct{}) {
-	t.Helper()
-	select {
-	case <-asked:
-	case <-time.After(10 * time.Second):
-		t.Fatal("the service is not started")
-	}
-}
-
 func TestTheNewestInstalledVersionIsComparedWithTheBootedOne(t *testing.T) {
-	element, asked := bustest.Activatable(t, sysupdateName)
-	d := bustest.StartPolicy(t, element)
+	d := bustest.Start(t)
 	service := bustest.NewSysupdate(d, "41")
+	activation := d.Activatable(sysupdateName, service.Connect)
 	p := start(t, Env{Bus: startBus(t, d), Root: imageRoot(t)}, "sysupdate", nil)
-	isStarted(t, asked)
-	service.Connect()
 	if s := p.becomes("at start", plan.NotRequired); s.Note != "booted 41" {
 		t.Errorf("note %q", s.Note)
 	}
@@ -64,8 +52,8 @@ func TestTheNewestInstalledVersionIsComparedWithTheBootedOne(t *testing.T) {
 	p.becomes("vacuumed", plan.NotRequired)
 	service.Disconnect()
 	p.shows("it idled out again", func(s State) bool { return s.Note == "service absent" })
-	if n := len(asked); n != 0 {
-		t.Errorf("its exits started it %d times", n)
+	if n := activation.Started(); n != 1 {
+		t.Errorf("it was started %d times, its exits included", n)
 	}
 }
 
@@ -87,8 +75,8 @@ func TestTheServiceIsStartedOnceInASlowTick(t *testing.T) {
 }
 
 func TestAHostWithoutDefinitionsOrVersionDoesNotStartTheService(t *testing.T) {
-	element, asked := bustest.Activatable(t, sysupdateName)
-	d := bustest.StartPolicy(t, element)
+	d := bustest.Start(t)
+	activation := d.Activatable(sysupdateName, nil)
 	b := startBus(t, d)
 	none := imageRoot(t)
 	remove(t, none+"/usr/lib/sysupdate.d")
@@ -107,7 +95,7 @@ func TestAHostWithoutDefinitionsOrVersionDoesNotStartTheService(t *testing.T) {
 	if !strings.Contains(message(s.Err), "usr/lib/os-release") {
 		t.Errorf("error %v", s.Err)
 	}
-	if n := len(asked); n != 0 {
+	if n := activation.Started(); n != 0 {
 		t.Errorf("the service was started %d times", n)
 	}
 }
