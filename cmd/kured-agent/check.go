@@ -8,11 +8,13 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/kured-agent/kured-agent/internal/kube"
 	"github.com/kured-agent/kured-agent/internal/report"
+	"github.com/kured-agent/kured-agent/internal/units"
 )
 
 func checkCommand(o *options) *cobra.Command {
@@ -62,7 +64,16 @@ func (o *options) check(ctx context.Context, offline bool) (name, note string, e
 	if err != nil && !errors.As(err, &proof) {
 		return "", "", fmt.Errorf("asking the API server (--offline leaves this out): %w", err)
 	}
-	return p.name, "", err
+	return p.name, o.besideNote(ctx), err
+}
+
+// besideNote names the programs that reboot this host by themselves, a line each.
+func (o *options) besideNote(ctx context.Context) string {
+	found, err := (&managers{root: o.root, units: units.New(dial(ctx))}).Find(ctx)
+	if err != nil {
+		found = append(found, fmt.Sprintf("other programs that reboot this host are not all known: %v", err))
+	}
+	return strings.Join(append(found, ""), "\n")
 }
 
 func missing(path string) bool {

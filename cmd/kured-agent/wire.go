@@ -105,7 +105,9 @@ func (p *parts) wireSources(o *options, logger *slog.Logger) error {
 		}
 	}
 	sources, err := signal.Build(specs,
-		signal.Env{Bus: p.bus, Root: o.root, Runtime: filepath.Join(o.root, o.run), Logger: logger})
+		signal.Env{
+			Bus: p.bus, Root: o.root, Runtime: filepath.Join(o.root, o.run), Logger: logger, Started: p.boot.started,
+		})
 	if err != nil {
 		return err
 	}

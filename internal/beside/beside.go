@@ -12,6 +12,7 @@
 package beside
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -54,7 +55,7 @@ func Table() []Row {
 		rows = append(rows, Row{Program: p.name, Recognised: p.recognised, Off: p.off})
 	}
 	for _, p := range podPrograms {
-		rows = append(rows, Row{Program: p.name, Recognised: p.recognised, Off: offPod(p.namespace, p.name)})
+		rows = append(rows, Row{Program: p.name, Recognised: p.recognised, Off: offPod(cmp.Or(p.namespace, "NAMESPACE"), p.name)})
 	}
 	return rows
 }

@@ -43,7 +43,7 @@ func init() {
 		keys: []key{{name: "path", required: true, check: isFilePath}},
 		build: func(options map[string]any, env Env) Source {
 			path := options["path"].(string)
-			return &file{path: path, host: filepath.Join(env.Root, path), log: env.Logger}
+			return &file{path: path, host: filepath.Join(env.Root, path), log: env.Logger, started: env.Started}
 		},
 		presets: []map[string]any{{"path": "/run/reboot-required"}, {"path": "/run/" + levelFile}},
 	})
@@ -53,6 +53,7 @@ func init() {
 type file struct {
 	path, host string // as configured, and under the root prefix
 	log        *slog.Logger
+	started    time.Time // by a soft reboot; zero: none was
 }
 
 func (f *file) Name() string { return "file:" + f.path }
@@ -193,6 +194,9 @@ func (f *file) read() State {
 		if !needed {
 			return State{Level: plan.NotRequired, Note: "the file says that no reboot is needed"}
 		}
+		if kind == plan.KindSoft && f.before(f.started) {
+			return State{Level: plan.NotRequired, Note: "a soft reboot has been since it was written"}
+		}
 		return State{Level: plan.Required, Reasons: []plan.Reason{{ID: base, Text: firstLine(content), Kind: kind}}}
 	}
 	// Here the file says what it has to say by being there; an agent that may not read it still knows.
@@ -205,6 +209,12 @@ func (f *file) read() State {
 		reasons = []plan.Reason{{ID: base, Text: firstLine(content), Kind: plan.KindFull}}
 	}
 	return State{Level: plan.Required, Reasons: reasons}
+}
+
+// before says whether the file was written before a time.
+func (f *file) before(t time.Time) bool {
+	info, err := os.Stat(f.host)
+	return err == nil && info.ModTime().Before(t)
 }
 
 func exists(path string) bool {

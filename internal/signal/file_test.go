@@ -10,6 +10,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/kured-agent/kured-agent/internal/plan"
 )
@@ -239,4 +240,24 @@ func FuzzLevel(f *testing.F) {
 			t.Errorf("parseLevel(%q) = %v", content, kind)
 		}
 	})
+}
+
+// Nobody removes the file after a soft reboot, and /run outlives one: the reboot would seem not to have helped.
+func TestASoftRebootSatisfiesWhatWasWrittenBeforeItAndNeedsNoMore(t *testing.T) {
+	root := t.TempDir()
+	path := root + "/run/reboot-needed"
+	write(t, path, "soft-reboot\n")
+	began := time.Now().Add(time.Hour)
+	p := start(t, Env{Root: root, Started: began}, "file", map[string]any{"path": "/run/reboot-needed"})
+	if s := p.becomes("written before it", plan.NotRequired); s.Note == "" {
+		t.Error("nothing says why")
+	}
+	write(t, path, "kexec\n")
+	p.becomes("more than a soft reboot", plan.Required)
+	write(t, path, "soft-reboot\n")
+	p.becomes("still before it", plan.NotRequired)
+	if err := os.Chtimes(path, began.Add(time.Second), began.Add(time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	p.becomes("written since", plan.Required)
 }

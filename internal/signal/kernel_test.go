@@ -145,7 +145,7 @@ func TestAnImageBesideTheModulesCountsAndModulesAloneDoNot(t *testing.T) {
 func TestWhatTellsNothingOfTheKernelsIsUnknown(t *testing.T) {
 	for name, root := range map[string]string{
 		"no running kernel": t.TempDir(),
-		"no installed one":        kernelRoot(t),
+		"no installed one":  kernelRoot(t),
 	} {
 		if s := (&kernel{root: root}).read(); s.Level != plan.Unknown || s.Err == nil {
 			t.Errorf("%s: %+v", name, s)

@@ -44,6 +44,8 @@ type Env struct {
 	Root    string // prefix of host paths: "/"
 	Runtime string // directory for what must survive the agent but not a boot: /run/kured-agent
 	Logger  *slog.Logger
+	// Started is when a soft reboot began the userspace that runs; zero: none did. What is in /run outlives one.
+	Started time.Time
 }
 
 // Spec is one configured source.
