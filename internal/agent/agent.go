@@ -62,6 +62,7 @@ type Agent struct {
 	gates      []string
 	gatesAt    time.Duration // uptime of the newest look at the gates; zero: none yet
 	gatesSince time.Duration // uptime since which one has been closed
+	undelayed  string        // why there is no delay inhibitor
 	refusal    string        // of the newest preflight; empty: none
 	refusalAt  time.Duration // uptime of it; zero: none yet
 	beside     []string      // told

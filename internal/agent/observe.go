@@ -173,9 +173,14 @@ func (a *Agent) observeDelay(ctx context.Context, o *plan.Observed) {
 	if !a.Farewell || a.stopping {
 		return
 	}
+	why := ""
 	if err := a.Logind.Delay(ctx); err != nil {
-		a.Logger.Warn("a shutdown by somebody else can't be marked on the Node in time", "err", err)
+		why = err.Error()
 	}
+	if why != "" && why != a.undelayed {
+		a.Logger.Warn("a shutdown by somebody else can't be marked on the Node in time", "err", why)
+	}
+	a.undelayed = why
 	o.Delaying = a.Logind.Delaying()
 }
 
