@@ -7,8 +7,6 @@ import (
 	"testing"
 )
 
-func few(n int) *int { return &n }
-
 func TestTheLastReadyControlPlaneNodeIsKept(t *testing.T) {
 	type situation struct {
 		others []health
@@ -32,9 +30,9 @@ func TestTheBudgetCountsTheOtherNodesThatAreNotReady(t *testing.T) {
 		most *int
 		want string
 	}{
-		{nil, ""}, {few(4), ""}, {few(5), ""},
-		{few(3), `4 other nodes of pool "gpu" are not Ready (a, c, d, and 1 more), and slot.max_not_ready is 3`},
-		{few(0), "slot.max_not_ready is 0"},
+		{nil, ""}, {new(4), ""}, {new(5), ""},
+		{new(3), `4 other nodes of pool "gpu" are not Ready (a, c, d, and 1 more), and slot.max_not_ready is 3`},
+		{new(0), "slot.max_not_ready is 0"},
 	} {
 		got := overBudget(others, "gpu", c.most)
 		if !strings.Contains(got, c.want) || (got == "") != (c.want == "") {
@@ -81,7 +79,7 @@ func TestTheOtherNodesAreReadOnlyWhenASlotIsFree(t *testing.T) {
 	s := newLeaseServer(map[string]string{"default": "1"}, testLease("slot-default-0", "n2", "b2"))
 	s.nodes = nodeTable
 	c := client(t, s)
-	c.maxNotReady = few(1)
+	c.maxNotReady = new(1)
 	request := Request{Pool: "default", NodeUID: "u1", Boot: "b1"}
 	if got, err := c.Acquire(t.Context(), request); err != nil || got.Taken || len(s.asked) > 0 {
 		t.Fatalf("got %+v, %v, asked %q", got, err, s.asked)
@@ -92,7 +90,7 @@ func TestTheOtherNodesAreReadOnlyWhenASlotIsFree(t *testing.T) {
 		len(s.asked) != 1 || !strings.Contains(s.asked[0], "as=Table") || s.created != 0 {
 		t.Fatalf("got %+v, %v, asked %q", got, err, s.asked)
 	}
-	c.maxNotReady = few(2)
+	c.maxNotReady = new(2)
 	if got, err = c.Acquire(t.Context(), request); err != nil || !got.Taken {
 		t.Errorf("within the budget: %+v, %v", got, err)
 	}
