@@ -7,6 +7,7 @@ package packaging
 
 import (
 	"encoding/xml"
+	"errors"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -117,33 +118,142 @@ func TestEveryInstalledFileHasItsModeSpelledOut(t *testing.T) {
 	}
 }
 
+// checks are the drop-ins that make an instance of the check unit.
+var checks = map[string]string{
+	"dnf":    "systemd/kured-agent-check@dnf.conf",
+	"zypper": "systemd/kured-agent-check@zypper.conf",
+	"kernel": "packaging/examples/check-kernel.conf",
+}
+
+const checkTemplate = "systemd/kured-agent-check@.service"
+
+// units are the texts of what systemd loads, by name.
+func units(t *testing.T) map[string]string {
+	t.Helper()
+	all := map[string]string{}
+	for _, dir := range []string{"systemd", "packaging/examples"} {
+		for _, pattern := range []string{"*.service", "*.target"} {
+			paths, err := filepath.Glob(filepath.Join(root, dir, pattern))
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, path := range paths {
+				all[filepath.Base(path)] = read(t, strings.TrimPrefix(path, root+"/"))
+			}
+		}
+	}
+	template := all[filepath.Base(checkTemplate)]
+	delete(all, filepath.Base(checkTemplate)) // without an ExecStart= it is none
+	for name, dropIn := range checks {
+		all["kured-agent-check@"+name+".service"] = template + read(t, dropIn)
+	}
+	return all
+}
+
 func TestUnitsPassSystemdAnalyze(t *testing.T) {
 	if !present(t, "systemd-analyze") {
 		return
 	}
 	dir := t.TempDir()
-	paths, err := filepath.Glob(root + "/systemd/*.[st]*") // services and targets
-	if err != nil {
-		t.Fatal(err)
-	}
-	var units []string
-	for _, path := range paths {
-		if ext := filepath.Ext(path); ext != ".service" && ext != ".target" {
-			continue
-		}
-		text := read(t, strings.TrimPrefix(path, root+"/"))
-		unit := filepath.Join(dir, filepath.Base(path))
-		// The agent itself is not installed here, and verify looks for it.
-		if err := os.WriteFile(unit, []byte(strings.ReplaceAll(text, "/usr/bin/kured-agent", "/bin/true")),
-			0o644); err != nil {
+	// Programs that are not on this host, for which verify looks.
+	program := regexp.MustCompile(`(?m)^ExecStart=/usr/\S+`)
+	var paths []string
+	for name, text := range units(t) {
+		unit := filepath.Join(dir, name)
+		if err := os.WriteFile(unit, []byte(program.ReplaceAllString(text, "ExecStart=/bin/true")), 0o644); err != nil {
 			t.Fatal(err)
 		}
-		units = append(units, unit)
+		paths = append(paths, unit)
 	}
-	run(t, "systemd-analyze", append([]string{"verify", "--man=no"}, units...)...)
+	run(t, "systemd-analyze", append([]string{"verify", "--man=no"}, paths...)...)
 	for _, service := range services {
 		// In tenths: an exposure under 1.5.
 		run(t, "systemd-analyze", "security", "--offline=yes", "--threshold=15", filepath.Join(dir, filepath.Base(service)))
+	}
+	for name := range checks {
+		run(t, "systemd-analyze", "security", "--offline=yes", "--threshold=30",
+			filepath.Join(dir, "kured-agent-check@"+name+".service"))
+	}
+}
+
+// The exit code of dnf alone tells nothing: 1 is its "yes", its "no such plugin" and its "no network".
+func TestTheDnfCheckAnswersOnlyWhatDnfSaid(t *testing.T) {
+	_, script, ok := strings.Cut(read(t, checks["dnf"]), "\nExecStart=/bin/sh -c '")
+	script, _, ok2 := strings.Cut(script, "'\n")
+	if !ok || !ok2 {
+		t.Fatal("the unit has no script")
+	}
+	const (
+		yes = "Core libraries or services have been updated since boot-up:\n  * glibc\n\n" +
+			"Reboot is required to fully utilize these updates.\nMore information: https://access.redhat.com/solutions/27943\n"
+		no   = "No core libraries or services have been updated since boot-up.\nReboot should not be necessary.\n"
+		dnf5 = "Updating and loading repositories:\nRepositories loaded.\n"
+	)
+	// As systemd reads it: a line that ends with a backslash goes on, and $$ is a dollar sign.
+	in := func(dir string) *exec.Cmd {
+		text := strings.NewReplacer("\\\n", " ", "$$", "$", "/usr/bin/", dir+"/").Replace(script)
+		return exec.CommandContext(t.Context(), "/bin/sh", "-c", text)
+	}
+	for name, c := range map[string]struct {
+		said string
+		code string
+		want int
+	}{
+		"dnf says no":               {no, "0", 0},
+		"dnf says yes":              {yes, "1", 102},
+		"dnf5 says no":              {dnf5 + no, "0", 0},
+		"dnf5 says yes":             {dnf5 + yes, "1", 102},
+		"no plugin":                 {"No such command: needs-restarting.\n", "1", 1},
+		"no network":                {dnf5 + "Failed to download metadata\n", "1", 1},
+		"another version's options": {"Unknown argument \"--reboothint\"\n", "2", 1},
+		"nothing":                   {"", "1", 1},
+		"no word with success":      {"", "0", 1},
+		"yes with success":          {yes, "0", 1},
+		"no with a failure":         {no, "1", 1},
+		"yes and a crash":           {yes, "139", 1},
+		"the lock":                  {"", "200", 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for _, program := range []string{"dnf5", "dnf"} {
+				dir := t.TempDir()
+				fake := "#!/bin/sh\n[ \"$*\" = 'needs-restarting --reboothint' ] || exit 99\n" +
+					"cat <<'.'\n" + c.said + ".\nexit " + c.code + "\n"
+				if err := os.WriteFile(filepath.Join(dir, program), []byte(fake), 0o755); err != nil { //nolint:gosec // it is run
+					t.Fatal(err)
+				}
+				out, err := in(dir).CombinedOutput()
+				got := 0
+				if exit, ok := errors.AsType[*exec.ExitError](err); ok {
+					got = exit.ExitCode()
+				}
+				if got != c.want {
+					t.Errorf("%s: the check exits with %d, want %d; it says:\n%s", program, got, c.want, out)
+				}
+			}
+		})
+	}
+	if out, err := in(t.TempDir()).CombinedOutput(); err == nil {
+		t.Errorf("without dnf the check succeeds: %s", out)
+	}
+}
+
+// A check with a /proc of its own sees process 1 as just started, and dnf finds no update since then.
+func TestTheCheckUnitKeepsTheHostsProc(t *testing.T) {
+	text := comment.ReplaceAllString(read(t, checkTemplate), "")
+	for _, directive := range []string{
+		"ProtectProc=", "ProcSubset=", "ProtectControlGroups=", "ProtectKernelTunables=", "PrivatePIDs=", "PrivateUsers=",
+		"MountAPIVFS=", "RemainAfterExit=",
+	} {
+		if strings.Contains(text, directive) {
+			t.Errorf("the check unit has %s", directive)
+		}
+	}
+	for _, line := range []string{
+		"Type=oneshot", "SuccessExitStatus=102", "TimeoutStartSec=5min", "StartLimitIntervalSec=0",
+	} {
+		if !strings.Contains(text, "\n"+line+"\n") {
+			t.Errorf("the check unit lacks %s", line)
+		}
 	}
 }
 
@@ -193,7 +303,7 @@ func TestServicesShareTheirUserAndDirectories(t *testing.T) {
 	}
 }
 
-func TestPolkitAllowsTheRebootAndOneTargetOnly(t *testing.T) {
+func TestPolkitAllowsTheRebootTheHooksAndTheChecksOnly(t *testing.T) {
 	rule := comment.ReplaceAllString(read(t, "packaging/polkit/50-kured-agent.rules"), "")
 	actions := regexp.MustCompile(`"(org\.[^"]*)"`).FindAllStringSubmatch(rule, -1)
 	var got []string
@@ -207,16 +317,31 @@ func TestPolkitAllowsTheRebootAndOneTargetOnly(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}
-	for _, part := range []string{
-		`subject.user != "kured-agent"`,
-		`action.lookup("unit") == "kured-agent-pre-reboot.target" && action.lookup("verb") == "start"`,
-	} {
+	for _, part := range []string{`subject.user != "kured-agent"`, `action.lookup("verb") == "start" &&`} {
 		if !strings.Contains(rule, part) {
 			t.Errorf("the rule lacks %s", part)
 		}
 	}
 	if n := strings.Count(rule, "Result.YES"); n != 2 {
-		t.Errorf("%d places say yes, want the reboot and the target", n)
+		t.Errorf("%d places say yes, want the reboot and the units", n)
+	}
+	form := regexp.MustCompile(`/(\^.*\$)/\.test\(action\.lookup\("unit"\)\)`).FindStringSubmatch(rule)
+	if form == nil {
+		t.Fatal("the rule has no form of units")
+	}
+	// The form uses nothing that JavaScript and Go read differently; the machines of test/e2e ask polkit itself.
+	allowed := regexp.MustCompile(form[1])
+	for unit, want := range map[string]bool{
+		"kured-agent-pre-reboot.target": true, "kured-agent-check@dnf.service": true, "kured-agent-check@a_b-2.service": true,
+		"kured-agent.service": false, "kured-agent-boot.service": false, "kured-agent-check@.service": false,
+		"kured-agent-check@dnf.socket": false, "kured-agent-check@dnf.service.d": false,
+		"x-kured-agent-check@dnf.service": false,
+		"kured-agent-pre-rebootxtarget":   false, "kured-agent-check@a\\x2eb.service": false, "reboot.target": false, "": false,
+		"undefined": false, "kured-agent-check@dnf.service\n": false,
+	} {
+		if got := allowed.MatchString(unit); got != want {
+			t.Errorf("starting %q: allowed=%t", unit, got)
+		}
 	}
 
 	old := comment.ReplaceAllString(read(t, "packaging/polkit/kured-agent.pkla"), "")
@@ -306,7 +431,7 @@ func TestManPagesAreClean(t *testing.T) {
 }
 
 func TestUnitsPointToManPagesThatExist(t *testing.T) {
-	for _, path := range append(slices.Clone(services), "systemd/kured-agent-pre-reboot.target") {
+	for _, path := range append(slices.Clone(services), "systemd/kured-agent-pre-reboot.target", checkTemplate) {
 		for _, m := range regexp.MustCompile(`man:(\S+)\((\d)\)`).FindAllStringSubmatch(read(t, path), -1) {
 			read(t, "docs/man/"+m[1]+"."+m[2])
 		}
