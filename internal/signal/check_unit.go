@@ -44,24 +44,23 @@ type ending struct {
 	job    string // "done", "failed", "canceled", ...
 	result string // "success", "exit-code", "timeout", ...
 
-	unmet        bool // a condition of the unit
-	invocation   string
-	entered      uint64 // when the unit and, in it, the program was started; microseconds
-	started      uint64
-	cause, value int32 // CLD_... and the exit code or signal
+	unmet        bool   // a condition of the unit
+	invocation   string // of the unit
+	started      uint64 // when the program was, 0 for never; an earlier run's until then
+	cause, value int32  // CLD_... and the exit code or signal
 }
 
 // ran says whether the job came to its end by itself. Others are "timeout", "dependency" and "assert", for instance.
 func (e ending) ran() bool { return e.job == "done" || e.job == "failed" }
 
-// code returns the exit code of the program or, if it did not exit by itself in this run, what happened instead.
+// code returns the exit code of the program or, if it did not exit by itself, what happened instead.
 func (e ending) code() (code int32, instead string) {
 	switch {
 	case e.job == "canceled":
 		return 0, "was stopped"
 	case !e.ran():
 		return 0, fmt.Sprintf("was not run: the job ended with %q", e.job)
-	case e.entered == 0 || e.started < e.entered:
+	case e.started == 0:
 		return 0, fmt.Sprintf("did not come to run its program: result %q", e.result)
 	case e.cause != cldExited && e.cause != 0:
 		return 0, fmt.Sprintf("was killed by signal %d: result %q", e.value, e.result)
@@ -136,7 +135,7 @@ func (u *checkUnit) once(ctx context.Context) (ending, error) {
 	if err := u.subscribe(ctx); err != nil {
 		return ending{}, err
 	}
-	before, err := u.invocation(ctx)
+	before, err := u.before(ctx)
 	if err != nil {
 		return ending{}, err
 	}
@@ -154,8 +153,11 @@ func (u *checkUnit) once(ctx context.Context) (ending, error) {
 	}
 	end, err := u.await(ctx, job)
 	// It ran already, or stays active after its end so that starting it does nothing.
-	if err == nil && end.ran() && !end.unmet && (end.invocation == before || end.invocation == "") {
+	if err == nil && end.ran() && !end.unmet && (end.invocation == before.invocation || end.invocation == "") {
 		err = errAgain
+	}
+	if end.started == before.started {
+		end.started = 0 // it failed on the way to the program
 	}
 	return end, err
 }
@@ -171,19 +173,23 @@ func (u *checkUnit) subscribe(ctx context.Context) error {
 	return err
 }
 
-// invocation returns the id of the unit's last or present run, or "". The read loads the unit.
-func (u *checkUnit) invocation(ctx context.Context) (string, error) {
+// before returns what an earlier run left, or one that goes on. The read loads the unit.
+func (u *checkUnit) before(ctx context.Context) (ending, error) {
 	load, err := bus.Property[string](ctx, u.bus, pid1Name, u.path, pid1Unit, "LoadState")
 	switch {
 	case err != nil:
-		return "", err
+		return ending{}, err
 	case load == "not-found" || load == "masked":
-		return "", fmt.Errorf("the unit is %s: %w", load, errNoCheck)
+		return ending{}, fmt.Errorf("the unit is %s: %w", load, errNoCheck)
 	case load != "loaded":
-		return "", fmt.Errorf("the unit is not loaded but %q: has it an ExecStart=?", load)
+		return ending{}, fmt.Errorf("the unit is not loaded but %q: has it an ExecStart=?", load)
 	}
 	id, err := bus.Property[[]byte](ctx, u.bus, pid1Name, u.path, pid1Unit, "InvocationID")
-	return string(id), err
+	if err != nil {
+		return ending{}, err
+	}
+	started, err := bus.Property[uint64](ctx, u.bus, pid1Name, u.path, pid1Service, "ExecMainStartTimestampMonotonic")
+	return ending{invocation: string(id), started: started}, err
 }
 
 // await returns the end of a job.
@@ -265,7 +271,6 @@ func (e *ending) take(body []any) {
 		return
 	}
 	storeProperty(changed, "Result", &e.result)
-	storeProperty(changed, "InactiveExitTimestampMonotonic", &e.entered)
 	storeProperty(changed, "ExecMainStartTimestampMonotonic", &e.started)
 	storeProperty(changed, "ExecMainCode", &e.cause)
 	storeProperty(changed, "ExecMainStatus", &e.value)

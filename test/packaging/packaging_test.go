@@ -336,7 +336,8 @@ func TestPolkitAllowsTheRebootTheHooksAndTheChecksOnly(t *testing.T) {
 		"kured-agent.service": false, "kured-agent-boot.service": false, "kured-agent-check@.service": false,
 		"kured-agent-check@dnf.socket": false, "kured-agent-check@dnf.service.d": false,
 		"x-kured-agent-check@dnf.service": false,
-		"kured-agent-pre-rebootxtarget":   false, "kured-agent-check@a\\x2eb.service": false, "reboot.target": false, "": false,
+		"kured-agent-pre-rebootxtarget":   false, "kured-agent-check@a\\x2eb.service": false,
+		"reboot.target": false, "": false,
 		"undefined": false, "kured-agent-check@dnf.service\n": false,
 	} {
 		if got := allowed.MatchString(unit); got != want {

@@ -136,12 +136,9 @@ func (f *FakeCheck) Begin() dbus.ObjectPath {
 func (f *FakeCheck) begin(run CheckRun) {
 	f.clock += 1000
 	id := binary.BigEndian.AppendUint64(make([]byte, 8), f.clock)
-	f.unitProps = map[string]any{
-		"ActiveState": "activating", "ConditionResult": true, "InvocationID": id, "InactiveExitTimestampMonotonic": f.clock,
-	}
-	f.serviceRun = service("success", 0, 0, f.clock+1)
-	if run.NoProgram {
-		f.serviceRun["ExecMainStartTimestampMonotonic"] = uint64(0)
+	f.unitProps = map[string]any{"ActiveState": "activating", "ConditionResult": true, "InvocationID": id}
+	if !run.NoProgram { // else what an earlier run left stays
+		f.serviceRun = service("success", 0, 0, f.clock)
 	}
 	f.announce()
 }
@@ -166,15 +163,15 @@ func (f *FakeCheck) end(run CheckRun) {
 	default:
 		result = "success"
 	}
-	started, _ := f.serviceRun["ExecMainStartTimestampMonotonic"].(uint64)
 	cause, status := int32(1), run.Code
 	if run.Signal != 0 {
 		cause, status = 2, run.Signal
 	}
 	if run.NoProgram {
-		cause, status = 0, 0
+		f.serviceRun["Result"] = result
+	} else {
+		f.serviceRun = service(result, cause, status, f.clock)
 	}
-	f.serviceRun = service(result, cause, status, started)
 	how, state := "done", "inactive"
 	if result != "success" && result != "exec-condition" {
 		how, state = "failed", "failed"
@@ -200,7 +197,6 @@ func service(result string, cause, status int32, started uint64) map[string]any 
 func (f *FakeCheck) forget() {
 	f.unitProps = map[string]any{
 		"ActiveState": "inactive", "ConditionResult": false, "InvocationID": []byte{},
-		"InactiveExitTimestampMonotonic": uint64(0),
 	}
 	f.serviceRun = service("success", 0, 0, 0)
 	f.store()
