@@ -132,7 +132,7 @@ func units(t *testing.T) map[string]string {
 	t.Helper()
 	all := map[string]string{}
 	for _, dir := range []string{"systemd", "packaging/examples"} {
-		for _, pattern := range []string{"*.service", "*.target"} {
+		for _, pattern := range []string{"*.path", "*.service", "*.target"} {
 			paths, err := filepath.Glob(filepath.Join(root, dir, pattern))
 			if err != nil {
 				t.Fatal(err)
@@ -432,7 +432,8 @@ func TestManPagesAreClean(t *testing.T) {
 }
 
 func TestUnitsPointToManPagesThatExist(t *testing.T) {
-	for _, path := range append(slices.Clone(services), "systemd/kured-agent-pre-reboot.target", checkTemplate) {
+	for _, path := range append(slices.Clone(services), "systemd/kured-agent-pre-reboot.target", checkTemplate,
+		"systemd/kured-reboot-required.path", "systemd/kured-reboot-required.target") {
 		for _, m := range regexp.MustCompile(`man:(\S+)\((\d)\)`).FindAllStringSubmatch(read(t, path), -1) {
 			read(t, "docs/man/"+m[1]+"."+m[2])
 		}
