@@ -180,7 +180,8 @@ func TestAPresetRestsUntilItsServiceIsInstalled(t *testing.T) {
 
 func TestABusThatNeverComesIsToldWithinTheFirstWait(t *testing.T) {
 	options := map[string]map[string]any{
-		"dbus-signal": needRebootSignal, "dbus-property": propertyOptions(true), "update-engine": nil,
+		"dbus-signal": needRebootSignal, "dbus-property": propertyOptions(true), "rebootmgr": nil,
+		"systemd-unit": targetOptions, "update-engine": nil,
 	}
 	for typ, options := range options {
 		synctest.Test(t, func(t *testing.T) {
