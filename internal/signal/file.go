@@ -109,7 +109,8 @@ func (d *dirWatch) wait(ctx context.Context, timer <-chan time.Time, concerns fu
 			if !ok {
 				return errors.New("the inotify watcher ended")
 			}
-			if d.watched != d.dir || event.Name == d.dir || concerns(event.Name) {
+			name := filepath.Clean(event.Name) // of a file in "/" it begins with two slashes
+			if d.watched != d.dir || name == d.dir || concerns(name) {
 				return nil
 			}
 		}

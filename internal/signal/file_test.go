@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fsnotify/fsnotify"
+
 	"github.com/kured-agent/kured-agent/internal/plan"
 )
 
@@ -200,6 +202,17 @@ func TestAHugeFileIsReadInPart(t *testing.T) {
 	content, err := readFile(root + sentinel)
 	if err != nil || len(content) != maxFile {
 		t.Errorf("%d bytes, %v", len(content), err)
+	}
+}
+
+func TestAnEventOfAFileInTheRootDirectoryIsNotMissed(t *testing.T) {
+	w := &fsnotify.Watcher{Events: make(chan fsnotify.Event, 2), Errors: make(chan error)}
+	w.Events <- fsnotify.Event{Name: "//other"}
+	w.Events <- fsnotify.Event{Name: "//reboot-required"} // as fsnotify names it
+	d := &dirWatch{w: w, dir: "/", watched: "/"}
+	err := d.wait(t.Context(), nil, func(name string) bool { return name == "/reboot-required" })
+	if err != nil || len(w.Events) != 0 {
+		t.Errorf("%v, %d events left", err, len(w.Events))
 	}
 }
 
