@@ -81,11 +81,39 @@ func NewSet(sources []Source, seed []plan.Reason, settle time.Duration, logger *
 // Run runs every source until ctx ends, each on its own: one that fails or panics is told as unknown and run again.
 func (s *Set) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
+	var resting []*entry
 	for _, e := range s.entries {
+		if p, ok := e.source.(preset); ok && !p.installed() {
+			resting = append(resting, e)
+			s.report(e, State{Level: plan.NotRequired, Note: notInstalled})
+			continue
+		}
 		wg.Go(func() { s.supervise(ctx, e) })
 	}
+	s.rest(ctx, resting, func(e *entry) { wg.Go(func() { s.supervise(ctx, e) }) })
 	wg.Wait()
 	return nil
+}
+
+// rest waits for the services of presets to be installed: nobody should have to restart the agent for that. There are
+// many and most never come, so they share a goroutine.
+func (s *Set) rest(ctx context.Context, resting []*entry, start func(*entry)) {
+	tick := time.NewTicker(pollLevel)
+	defer tick.Stop()
+	for len(resting) > 0 {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		resting = slices.DeleteFunc(resting, func(e *entry) bool {
+			installed := e.source.(preset).installed()
+			if installed {
+				start(e)
+			}
+			return installed
+		})
+	}
 }
 
 // Changed delivers after anything changed that a decision may rest on: take a new Snapshot.

@@ -202,21 +202,6 @@ type preset struct {
 	installed func() bool
 }
 
-// Run looks now and then whether the service has been installed: nobody should have to restart the agent for that.
-func (p preset) Run(ctx context.Context, report func(State)) error {
-	tick := time.NewTicker(pollLevel)
-	defer tick.Stop()
-	for !p.installed() {
-		report(State{Level: plan.NotRequired, Note: notInstalled})
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-tick.C:
-		}
-	}
-	return p.Source.Run(ctx, report)
-}
-
 // notInstalled is what a resting preset says of itself.
 const notInstalled = "not on this host"
 
