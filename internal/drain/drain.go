@@ -58,7 +58,7 @@ type Options struct {
 	Node          string
 	Skip          string        // label selector of pods left alone; empty: none
 	GracePeriod   time.Duration // negative: each pod's own
-	UnmanagedPods string        // "evict" or "block" pods without a controller
+	UnmanagedPods string        // "evict" or "leave" pods without a controller, or let them "block" the drain
 	GoOn          bool          // evict the others although one blocks: after the timeout the node reboots all the same
 	Uptime        func() time.Duration
 	Stays         func([]Neighbour) // told at each Look which pods of DaemonSets the node has; may be nil
@@ -165,7 +165,7 @@ func (c *Client) observe(pods []pod, now time.Duration) plan.Pods {
 	for i := range pods {
 		p := &pods[i]
 		kind := classify(p, c.o.Node, c.skip, c.o.UnmanagedPods == "evict")
-		if kind == stays {
+		if kind == stays || kind == blocks && c.o.UnmanagedPods == "leave" {
 			continue
 		}
 		t := c.tries[p.Metadata.UID]

@@ -44,6 +44,18 @@ func TestAnUnmanagedPodHoldsUpNoOtherWhenTheNodeRebootsAllTheSame(t *testing.T) 
 	}
 }
 
+// A shutdown takes an unmanaged pod down in any case: it starts again with the node.
+func TestAnUnmanagedPodThatIsLeftIsNotWaitedFor(t *testing.T) {
+	s := newPodServer(podObject("a"), podObject("bare", bare))
+	c := client(t, s, func(o *Options) { o.UnmanagedPods = "leave" })
+	if left, _, _, fatal := round(t, c); left != 1 || fatal {
+		t.Errorf("left %d, fatal %v", left, fatal)
+	}
+	if left, _, _, fatal := round(t, c); left != 0 || fatal || s.asked["bare"] != 0 {
+		t.Errorf("left %d, fatal %v, asked %v", left, fatal, s.asked)
+	}
+}
+
 // A pass over many pods that each hang must leave the loop time to tell the watchdog that it lives.
 func TestAPassEndsWithItsContextAndAsksNoFurther(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
