@@ -15,18 +15,19 @@ import (
 
 // Config is the validated configuration. Strings that name a choice are one of the constants of this package.
 type Config struct {
-	Node    Node
-	Cluster Cluster
-	Sources []Source // empty: the default set
-	Taint   Taint
-	Windows []window.Window // empty: any time
-	Slot    Slot
-	Drain   Drain
-	Gate    Gate
-	Reboot  Reboot
-	Boot    Boot
-	Metrics Metrics
-	Notify  Notify
+	Node     Node
+	Cluster  Cluster
+	Sources  []Source // empty: the default set
+	Taint    Taint
+	Windows  []window.Window // empty: any time
+	Slot     Slot
+	Drain    Drain
+	Gate     Gate
+	Reboot   Reboot
+	Boot     Boot
+	Shutdown Shutdown
+	Metrics  Metrics
+	Notify   Notify
 }
 
 // Node is the Node object of this host.
@@ -127,6 +128,11 @@ type Boot struct {
 	Deadline     time.Duration
 	ReadyPods    []string // label selectors
 	RemoveTaints []string // taint keys, or key:Effect
+}
+
+// Shutdown is what is done while the host goes down, whoever asked for it.
+type Shutdown struct {
+	Drain time.Duration // longest time for the drain; zero: none
 }
 
 // Metrics is where figures are given out.

@@ -27,6 +27,7 @@ var sections = []struct {
 	{"gate", readGate},
 	{"reboot", readReboot},
 	{"boot", readBoot},
+	{"shutdown", readShutdown},
 	{"metrics", readMetrics},
 	{"notify", readNotify},
 }
@@ -233,6 +234,20 @@ func readBoot(root *table, c *Config, _ Options) {
 	}
 	t.texts("ready_pods", &b.ReadyPods, selector)
 	t.texts("remove_taints", &b.RemoveTaints, startupTaint)
+	t.close()
+}
+
+// mostShutdown leaves the other units of the host their time.
+const mostShutdown = 20 * time.Minute
+
+func readShutdown(root *table, c *Config, _ Options) {
+	t, s := root.one("shutdown"), &c.Shutdown
+	*s = Default().Shutdown
+	t.duration("drain", &s.Drain, time.Second, "off")
+	if s.Drain > mostShutdown {
+		t.report("drain", "%q is too long: systemd ends a shutdown of 30 minutes by force, so the most is %q",
+			short(s.Drain), short(mostShutdown))
+	}
 	t.close()
 }
 
