@@ -28,6 +28,7 @@ const (
 	bootUnit        = "kured-agent-boot.service"
 	preRebootTarget = "kured-agent-pre-reboot.target"
 	bootComplete    = "boot-complete.target"
+	shutdownTarget  = "shutdown.target"
 )
 
 type need struct{ set *signal.Set }
@@ -238,4 +239,11 @@ func (s systemManager) BootUnitWorks(ctx context.Context) (bool, error) {
 func (s systemManager) Restarting(ctx context.Context) (bool, error) {
 	job, err := s.JobType(ctx, agentUnit)
 	return strings.Contains(job, "restart"), err
+}
+
+// GoingDown asks for the job of shutdown.target, which every way down has from its first moment to the last unit's stop:
+// reboot, power-off, kexec and soft reboot, through logind or past it, also in the middle of a boot.
+func (s systemManager) GoingDown(ctx context.Context) (bool, error) {
+	job, err := s.JobType(ctx, shutdownTarget)
+	return job == "start", err
 }

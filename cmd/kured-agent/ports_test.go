@@ -45,6 +45,34 @@ func TestTheBootUnitWorksOnlyWhileItRunsOrIsAboutTo(t *testing.T) {
 	}
 }
 
+func TestTheSystemGoesDownFromTheFirstMomentOfAShutdown(t *testing.T) {
+	d := bustest.Start(t)
+	systemd := bustest.NewSystemd1(d)
+	b := bus.New(bus.Options{Address: d.Address})
+	bustest.Connect(t, b)
+	s := systemManager{Client: units.New(b)}
+	for _, c := range []struct {
+		unit *bustest.FakeUnit
+		want bool
+	}{
+		{nil, false}, // not loaded
+		{&bustest.FakeUnit{Active: "inactive", Sub: "dead"}, false},
+		{&bustest.FakeUnit{Active: "inactive", Sub: "dead", JobType: "start"}, true},
+		{&bustest.FakeUnit{Active: "inactive", Sub: "dead", JobType: "stop"}, false},
+	} {
+		if c.unit != nil {
+			systemd.SetUnit(shutdownTarget, *c.unit)
+		}
+		if got, err := s.GoingDown(t.Context()); err != nil || got != c.want {
+			t.Errorf("%+v: %v, %v", c.unit, got, err)
+		}
+	}
+	systemd.Disconnect()
+	if down, err := s.GoingDown(t.Context()); err == nil || down {
+		t.Errorf("nobody answers: %v, %v", down, err)
+	}
+}
+
 func TestABrokenRecordIsSetAsideOnceAndADryRunTouchesNothing(t *testing.T) {
 	root := t.TempDir()
 	path := filepath.Join(root, "state", "record.json")

@@ -226,6 +226,9 @@ func (a *Agent) Leave(ctx context.Context) {
 	asking, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	down, err := a.Logind.PreparingForShutdown(asking)
+	if !down { // Ctrl-Alt-Del, or a signal to PID 1: logind knows nothing of it
+		down, _ = a.Units.GoingDown(asking)
+	}
 	if down {
 		a.Logger.Info("stopping in a shutdown: the node stays as it is")
 		return

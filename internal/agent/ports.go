@@ -116,6 +116,8 @@ type Units interface {
 	BootUnitWorks(ctx context.Context) (bool, error)
 	// Restarting says whether the agent's own unit is being stopped only to be started again.
 	Restarting(ctx context.Context) (bool, error)
+	// GoingDown says whether the whole system is being shut down, by whatever way.
+	GoingDown(ctx context.Context) (bool, error)
 }
 
 // Host keeps the record. The boot unit and the agent may both change it, so a change says only what it means.

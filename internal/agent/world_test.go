@@ -66,6 +66,8 @@ type sim struct {
 	forGood    bool          // a stop is not a restart
 	dark       bool          // the power is off: nobody says a last word
 	robbed     bool          // somebody took the slot away
+	emptied    bool          // somebody shut the system down, and the node was drained for it without a slot
+	pastLogind bool          // the system goes down, and logind knows nothing of it
 	forgetful  bool          // the state directory does not outlive a boot
 	passDue    time.Duration // uptime
 	listings   int           // of pods
@@ -112,7 +114,7 @@ func (p *pool) held() (n int) {
 
 func (p *pool) cordoned() (n int) {
 	for _, s := range p.machines {
-		if s.node.Marker != "" && s.node.Unschedulable {
+		if s.node.Marker != "" && s.node.Unschedulable && !s.emptied {
 			n++
 		}
 	}
@@ -270,7 +272,7 @@ func (s *sim) powerCut() {
 
 // check is what must never be seen, at any moment.
 func (s *sim) check() {
-	if s.node.Marker != "" && s.node.Unschedulable && s.lease == "" && !s.robbed {
+	if s.node.Marker != "" && s.node.Unschedulable && s.lease == "" && !s.robbed && !s.emptied {
 		s.t.Errorf("cordoned by us without a slot")
 	}
 	if n := s.pool.cordoned(); n > s.pool.n && !s.pool.robbed() {
@@ -410,10 +412,10 @@ func (s simNode) Taint(context.Context, string) error {
 
 func (s simNode) Cordon(_ context.Context, boot string) error {
 	return s.op(true, func() error {
-		if s.lease == "" && !s.robbed {
+		if s.lease == "" && !s.robbed && !s.emptied {
 			s.t.Error("cordoning without a slot")
 		}
-		if !s.node.Unschedulable {
+		if !s.node.Unschedulable || s.node.Marker != "" {
 			s.node.Unschedulable, s.node.Marker = true, boot
 		}
 		s.cordons++
@@ -523,7 +525,7 @@ func (s simDrain) Look(context.Context) (p plan.Pods, err error) {
 
 func (s simDrain) Pass(context.Context) error {
 	return s.op(true, func() error {
-		if (s.lease == "" || !s.node.Unschedulable) && !s.robbed {
+		if (s.lease == "" && !s.emptied || !s.node.Unschedulable) && !s.robbed {
 			s.t.Error("evicting without slot or cordon")
 		}
 		s.passDue = s.uptime() + 5*time.Second
@@ -621,6 +623,11 @@ func (s simUnits) PreReboot(context.Context, string) (plan.Target, string, error
 }
 func (s simUnits) StartPreReboot(context.Context, string) error { return nil }
 func (s simUnits) Restarting(context.Context) (bool, error)     { return !s.forGood, nil }
+func (s simUnits) GoingDown(context.Context) (bool, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.shutdown || s.pastLogind, nil
+}
 func (s simUnits) BootComplete(context.Context) (string, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -185,6 +185,7 @@ func (hostOf) StartPreReboot(context.Context, string) error       { return nil }
 func (hostOf) BootComplete(context.Context) (string, error)       { return "", nil }
 func (hostOf) BootUnitWorks(context.Context) (bool, error)        { return false, nil }
 func (hostOf) Restarting(context.Context) (bool, error)           { return false, nil }
+func (hostOf) GoingDown(context.Context) (bool, error)            { return false, nil }
 func (hostOf) Fingerprint() string                                { return "proven" }
 func (hostOf) Prove(context.Context) error                        { return nil }
 func (hostOf) Rest()                                              {}
