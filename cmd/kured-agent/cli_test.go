@@ -94,6 +94,11 @@ func TestExitCodesAndWhatIsSaid(t *testing.T) {
 		{"a boot with nothing outstanding does not fail for a wrong configuration", with(map[string]string{
 			"etc/kured/config.toml": "nonsense",
 		}), []string{"boot"}, 0, nil},
+		{"a shutdown is not held up by a wrong configuration", with(map[string]string{
+			"etc/kured/config.toml": "nonsense",
+		}), []string{"shutdown"}, 0, nil},
+		{"a shutdown drains nothing by default, and asks nobody", with(map[string]string{"etc/kured/config.toml": pointing}),
+			[]string{"shutdown"}, 0, nil},
 		{"cleanup needs to know the cluster", with(map[string]string{"etc/kured/config.toml": pointing}),
 			[]string{"cleanup"}, 78,
 			[]string{"kubeconfig"}},

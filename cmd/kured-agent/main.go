@@ -152,7 +152,7 @@ Stop it, undoing all:     systemctl disable --now kured-agent`,
 	for _, hidden := range []string{"root", "state-dir", "run-dir", "booted"} {
 		_ = flags.MarkHidden(hidden)
 	}
-	root.AddCommand(runCommand(o), bootCommand(o), statusCommand(), planCommand(o), checkCommand(o), requestCommand(),
+	root.AddCommand(runCommand(o), bootCommand(o), shutdownCommand(o), statusCommand(), planCommand(o), checkCommand(o), requestCommand(),
 		cleanupCommand(o), versionCommand())
 	for _, c := range root.Commands() {
 		c.Args = usageArgs(c.Args)
