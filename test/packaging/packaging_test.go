@@ -52,7 +52,9 @@ func present(t *testing.T, name string) bool {
 var (
 	comment  = regexp.MustCompile(`(?m)^\s*(#|//).*$`)
 	source   = regexp.MustCompile(`(?m)^  - src: (\S+)$|^      (?:pre|post)(?:install|remove): (\S+)$`)
-	services = []string{"systemd/kured-agent.service", "systemd/kured-agent-boot.service"}
+	services = []string{
+		"systemd/kured-agent.service", "systemd/kured-agent-boot.service", "systemd/kured-agent-shutdown.service",
+	}
 )
 
 // packages are the descriptions of the packages, of the agent's and of the admin's.
@@ -156,11 +158,11 @@ func TestUnitsPassSystemdAnalyze(t *testing.T) {
 	}
 	dir := t.TempDir()
 	// Programs that are not on this host, for which verify looks.
-	program := regexp.MustCompile(`(?m)^ExecStart=/usr/\S+`)
+	program := regexp.MustCompile(`(?m)^(ExecStart|ExecStop)=/usr/\S+`)
 	var paths []string
 	for name, text := range units(t) {
 		unit := filepath.Join(dir, name)
-		if err := os.WriteFile(unit, []byte(program.ReplaceAllString(text, "ExecStart=/bin/true")), 0o644); err != nil {
+		if err := os.WriteFile(unit, []byte(program.ReplaceAllString(text, "$1=/bin/true")), 0o644); err != nil {
 			t.Fatal(err)
 		}
 		paths = append(paths, unit)
@@ -260,17 +262,19 @@ func TestTheCheckUnitKeepsTheHostsProc(t *testing.T) {
 // sandbox returns the sandbox directives of a service: those from CapabilityBoundingSet= to UMask=.
 func sandbox(t *testing.T, path string) []string {
 	_, text, _ := strings.Cut(comment.ReplaceAllString(read(t, path), ""), "\nCapabilityBoundingSet=")
-	text, _, ok := strings.Cut("CapabilityBoundingSet="+text, "\n[Install]")
-	if !ok {
+	if text == "" {
 		t.Fatalf("%s has no sandbox", path)
 	}
+	text, _, _ = strings.Cut("CapabilityBoundingSet="+text, "\n[Install]")
 	return strings.Fields(text)
 }
 
-func TestBothServicesHaveOneSortedSandbox(t *testing.T) {
-	agent, boot := sandbox(t, services[0]), sandbox(t, services[1])
-	if diff := cmp.Diff(agent, boot); diff != "" {
-		t.Errorf("%s (-) and %s (+):\n%s", services[0], services[1], diff)
+func TestAllServicesHaveOneSortedSandbox(t *testing.T) {
+	agent := sandbox(t, services[0])
+	for _, other := range services[1:] {
+		if diff := cmp.Diff(agent, sandbox(t, other)); diff != "" {
+			t.Errorf("%s (-) and %s (+):\n%s", services[0], other, diff)
+		}
 	}
 	var names []string
 	for _, directive := range agent {
@@ -288,18 +292,51 @@ func TestBothServicesHaveOneSortedSandbox(t *testing.T) {
 
 func TestServicesShareTheirUserAndDirectories(t *testing.T) {
 	for _, path := range services {
-		text := read(t, path)
-		for _, line := range []string{
+		needs(t, path,
 			"User=kured-agent", "Group=kured-agent", "StateDirectory=kured-agent", "StateDirectoryMode=0700",
 			"RuntimeDirectory=kured-agent",
 			// Or the end of the boot unit takes the directory from the running agent.
-			"RuntimeDirectoryPreserve=yes",
-			"Restart=on-failure", "RestartPreventExitStatus=2 78", "StartLimitIntervalSec=0",
-		} {
-			if !strings.Contains(text, "\n"+line+"\n") {
-				t.Errorf("%s lacks %s", path, line)
-			}
+			"RuntimeDirectoryPreserve=yes")
+	}
+	for _, path := range services[:2] { // those that run something to its end
+		needs(t, path, "Restart=on-failure", "RestartPreventExitStatus=2 78", "StartLimitIntervalSec=0")
+	}
+}
+
+// needs fails the test where the file lacks one of the lines.
+func needs(t *testing.T, path string, lines ...string) {
+	t.Helper()
+	text := read(t, path)
+	for _, line := range lines {
+		if !strings.Contains(text, "\n"+line+"\n") {
+			t.Errorf("%s lacks %s", path, line)
 		}
+	}
+}
+
+// What gives pods back after a boot waits for the same kubelets that a shutdown drains before.
+func TestTheShutdownStopsBeforeEveryKubeletThatABootWaitsFor(t *testing.T) {
+	after := func(path string) []string {
+		var all []string
+		for _, m := range regexp.MustCompile(`(?m)^After=(.*)$`).FindAllStringSubmatch(read(t, path), -1) {
+			all = append(all, strings.Fields(m[1])...)
+		}
+		return all
+	}
+	shutdown := after(services[2])
+	for _, unit := range after(services[1]) {
+		if strings.HasSuffix(unit, ".service") && !slices.Contains(shutdown, unit) {
+			t.Errorf("%s may stop before the drain has ended", unit)
+		}
+	}
+}
+
+// It goes with the agent, so that a node is never cordoned that no boot gives back, and so that nothing must enable it.
+func TestTheShutdownUnitLivesAsLongAsTheAgent(t *testing.T) {
+	needs(t, services[0], "Wants=kured-agent-shutdown.service")
+	needs(t, services[2], "StopWhenUnneeded=yes", "RemainAfterExit=yes")
+	if strings.Contains(read(t, services[2]), "\n[Install]") {
+		t.Errorf("%s can be enabled without the agent", services[2])
 	}
 }
 
