@@ -55,7 +55,7 @@ func (m *Machine) Install(deb string) {
 	if err != nil {
 		m.t.Fatalf("giving the package to machine %q: %v", m.name, err)
 	}
-	if m.suite == "bookworm" {
+	if m.Systemd() < 254 {
 		m.Write("/etc/tmpfiles.d/boot_id.conf", copyBootID, 0o644)
 		m.MustRun("systemd-tmpfiles", "--create", "boot_id.conf")
 		for _, unit := range []string{"kured-agent.service", "kured-agent-boot.service"} {

@@ -5,7 +5,6 @@ package machines
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -50,12 +49,7 @@ func NewHub(t cluster.TB) *Hub {
 	if err != nil {
 		t.Fatalf("%v", err)
 	}
-	h := &Hub{t: t, name: fmt.Sprintf("ka%d", time.Now().UnixNano()/1e6%1e9), scripts: filepath.Join(root, "test", "machines")}
-	h.dir = filepath.Join(os.TempDir(), statePrefix+h.name)
-	if h.cgroup, err = cgroupRoot(); err != nil {
-		t.Fatalf("%v", err)
-	}
-	h.cgroup = filepath.Join(h.cgroup, h.name)
+	h := &Hub{t: t, scripts: filepath.Join(root, "test", "machines")}
 	lock, err := h.claim()
 	if err != nil {
 		t.Fatalf("making the state folder of the machines: %v", err)
@@ -79,10 +73,11 @@ func NewHub(t cluster.TB) *Hub {
 // NetNS is the name of the hub's network namespace, for Cluster.ListenIn.
 func (h *Hub) NetNS() string { return h.name }
 
-// Rootfs builds the root file system of a Debian suite, or finds it in the cache, and returns its path.
-func (h *Hub) Rootfs(suite string) string {
+// Rootfs builds the root file system of a Debian suite with some more packages, or finds it in the cache, and returns
+// its path.
+func (h *Hub) Rootfs(suite string, packages ...string) string {
 	h.t.Helper()
-	build := exec.Command(filepath.Join(h.scripts, "rootfs.sh"), suite)
+	build := exec.Command(filepath.Join(h.scripts, "rootfs.sh"), append([]string{suite}, packages...)...)
 	build.Stderr = os.Stderr
 	out, err := build.Output()
 	if err != nil {
@@ -91,19 +86,29 @@ func (h *Hub) Rootfs(suite string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// claim makes the state folder with a lock that says this program lives.
+// claim makes the state folder, whose name no other run on this host has, with a lock that says this program lives.
 func (h *Hub) claim() (*os.File, error) {
-	if err := os.MkdirAll(h.dir, 0o755); err != nil {
-		return nil, err
-	}
-	if err := os.Mkdir(h.cgroup, 0o755); err != nil {
-		return nil, err
-	}
-	lock, err := os.OpenFile(filepath.Join(h.dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	root, err := cgroupRoot()
 	if err != nil {
 		return nil, err
 	}
-	return lock, unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if h.dir, err = os.MkdirTemp("", statePrefix+"ka*"); err != nil {
+		return nil, err
+	}
+	h.name = strings.TrimPrefix(filepath.Base(h.dir), statePrefix)
+	h.cgroup = filepath.Join(root, h.name)
+	// Locked before it gets its name: another run would take an unlocked one for a leftover.
+	path := filepath.Join(h.dir, "lock")
+	lock, err := os.OpenFile(path+".new", os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	return lock, errors.Join(
+		unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB),
+		os.Rename(path+".new", path),
+		os.Chmod(h.dir, 0o755),
+		os.Mkdir(h.cgroup, 0o755),
+	)
 }
 
 // must runs one command without quoting in it; HUB stands for the namespace.
@@ -136,8 +141,8 @@ func remove(name, dir string) {
 	if root, err := cgroupRoot(); err == nil {
 		killCgroup(filepath.Join(root, name))
 	}
-	namespaces, _ := filepath.Glob("/run/netns/" + name + "*")
-	for _, path := range namespaces {
+	namespaces, _ := filepath.Glob("/run/netns/" + name + "-*")
+	for _, path := range append(namespaces, name) {
 		_ = exec.Command("ip", "netns", "del", filepath.Base(path)).Run()
 	}
 	_ = os.RemoveAll(dir)

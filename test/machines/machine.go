@@ -46,10 +46,14 @@ type Boot struct {
 	Leader  int       // process of its init on the host
 }
 
+// Suites are the Debian releases that a machine can run, the oldest first: 11, 12, 13 and the next one.
+var Suites = []string{"bullseye", "bookworm", "trixie", "forky"}
+
 // MachineOptions describe a machine.
 type MachineOptions struct {
-	Suite string // "bookworm" (the default) or "trixie"
-	Off   bool   // stays without power until Start
+	Suite    string   // one of Suites, "bookworm" by default
+	Packages []string // Debian packages that are installed beside systemd, D-Bus and polkit
+	Off      bool     // stays without power until Start
 }
 
 const (
@@ -67,7 +71,7 @@ func (h *Hub) Machine(name string, o MachineOptions) *Machine {
 		suite = "bookworm"
 	}
 	m := &Machine{
-		hub: h, t: h.t, name: name, suite: suite, rootfs: h.Rootfs(suite), dir: filepath.Join(h.dir, name),
+		hub: h, t: h.t, name: name, suite: suite, rootfs: h.Rootfs(suite, o.Packages...), dir: filepath.Join(h.dir, name),
 		ip: fmt.Sprintf("10.88.0.%d", 10+h.machines), netns: h.name + "-" + name, cgroup: filepath.Join(h.cgroup, name),
 	}
 	if err := m.makeDisk(); err != nil {
@@ -111,6 +115,17 @@ func (m *Machine) IP() string { return m.ip }
 
 // Suite is the Debian release it runs.
 func (m *Machine) Suite() string { return m.suite }
+
+// Systemd is the version of its systemd, 252 for instance.
+func (m *Machine) Systemd() int {
+	m.t.Helper()
+	fields := strings.Fields(m.MustExec("systemctl", "--version"))
+	version, err := strconv.Atoi(fields[1])
+	if err != nil {
+		m.t.Fatalf("reading the version of systemd on machine %q: %v", m.name, err)
+	}
+	return version
+}
 
 // Share is a folder of the host that the machine sees as /share.
 func (m *Machine) Share() string { return filepath.Join(m.dir, "share") }

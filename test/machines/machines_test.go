@@ -13,7 +13,7 @@ import (
 )
 
 func TestAMachineRebootsThroughLogindWithANewBootIDAndItsDisk(t *testing.T) {
-	for _, suite := range []string{"bookworm", "trixie"} {
+	for _, suite := range machines.Suites {
 		t.Run(suite, func(t *testing.T) {
 			m := machines.NewHub(t).Machine("m1", machines.MachineOptions{Suite: suite})
 			first, machine := m.BootID(), m.MachineID()

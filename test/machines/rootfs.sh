@@ -1,21 +1,30 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# rootfs.sh SUITE: builds a small Debian root once, keeps it in the user's cache, and prints its path. Needs root.
-# The mirror is the one that this host's apt uses.
+# rootfs.sh SUITE [PACKAGE...]: builds a small Debian root once, with more packages if any are named, keeps it in the
+# user's cache, and prints its path. Needs root. The mirror is the one that this host's apt uses.
 set -eu
-suite=${1:?usage: rootfs.sh SUITE}
+suite=${1:?usage: rootfs.sh SUITE [PACKAGE...]}
+shift
+kind=$suite$(printf '+%s' "$@" | sed 's/^+$//')
 hash=$(sha256sum <"$0" | cut -c1-12)
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/kured-agent
-root=$cache/rootfs-$suite-$hash
+root=$cache/rootfs-$kind-$hash
 mkdir -p "$cache"
 
-exec 9>"$cache/rootfs-$suite.lock"
+exec 9>"$cache/rootfs-$kind.lock"
 flock 9
 if [ -d "$root" ]; then
 	echo "$root"
 	exit
 fi
-echo "building a Debian root ($suite), first time only, about half a minute" >&2
+echo "building a Debian root ($kind), first time only, about half a minute" >&2
+# Debian 11 has other names: dbus-bin is part of dbus, and polkitd is in policykit-1.
+packages=systemd,systemd-sysv,dbus,libpam-systemd,iproute2,procps,ca-certificates
+case $suite in
+bullseye) packages=$packages,policykit-1 ;;
+*) packages=$packages,dbus-bin,polkitd ;;
+esac
+for package; do packages=$packages,$package; done
 # shellcheck disable=SC1091
 host=$(. /etc/os-release && echo "$VERSION_CODENAME")
 sources=$(mktemp --suffix=.sources)
@@ -30,7 +39,7 @@ else
 fi
 rm -rf "$root.new"
 mmdebstrap --quiet --mode=root --variant=minbase \
-	--include=systemd,systemd-sysv,dbus,dbus-bin,polkitd,libpam-systemd,iproute2,procps,ca-certificates \
+	--include="$packages" \
 	--aptopt='Acquire::Languages "none"' --aptopt='APT::Install-Recommends "false"' \
 	--aptopt='Acquire::Check-Valid-Until "false"' --dpkgopt=force-unsafe-io \
 	--dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-include=/usr/share/doc/*/copyright' \
