@@ -25,6 +25,13 @@ ExecStart=/usr/bin/test -e /ok
 RequiredBy=boot-complete.target
 `
 
+// checkBoots installs that check.
+func (n *node) checkBoots() {
+	n.s.Helper()
+	n.Write("/etc/systemd/system/boot-check.service", check, 0o644)
+	n.MustRun("systemctl", "enable", "boot-check.service")
+}
+
 // rollOut requires a reboot of all nodes and returns the one that went first, and the others.
 func (s *scene) rollOut(nodes ...*node) (first *node, others []*node) {
 	s.Helper()
@@ -65,8 +72,7 @@ func TestABootThatIsNotHealthyStopsTheRollOut(t *testing.T) {
 	var nodes []*node
 	for _, name := range []string{"sick-1", "sick-2", "sick-3"} {
 		n := s.node(name, debian13, quick)
-		n.Write("/etc/systemd/system/boot-check.service", check, 0o644)
-		n.MustRun("systemctl", "enable", "boot-check.service")
+		n.checkBoots()
 		nodes = append(nodes, n.enable())
 	}
 	first, others := s.rollOut(nodes...)
@@ -109,16 +115,12 @@ func TestAMachineThatNeverComesBackStopsTheRollOutUntilItsNodeIsDeleted(t *testi
 // must, and goes on when a human has looked.
 func TestFiveMachinesWithTwoSlotsStopWhereTheyMust(t *testing.T) {
 	s := newScene(t)
-	s.c.MustKubectl("-n", "kured-agent", "patch", "configmap", "kured-agent-pools", "--type=merge", "-p", `{"data":{"default":"2"}}`)
-	t.Cleanup(func() {
-		_, _ = s.c.Kubectl("-n", "kured-agent", "patch", "configmap", "kured-agent-pools", "--type=merge", "-p", `{"data":{"default":"1"}}`)
-	})
+	s.setSlots(2)
 	const config = "[boot]\nsettle = \"6s\"\n[drain]\ntimeout = \"25s\"\n"
 	watch := s.watchCordons()
 	machine := func(name, suite string, good bool) *node {
 		n := s.node(name, suite, config)
-		n.Write("/etc/systemd/system/boot-check.service", check, 0o644)
-		n.MustRun("systemctl", "enable", "boot-check.service")
+		n.checkBoots()
 		if good {
 			n.Write("/ok", "", 0o644)
 		}

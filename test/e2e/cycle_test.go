@@ -15,17 +15,20 @@ import (
 	"github.com/kured-agent/kured-agent/test/machines"
 )
 
-const updaterSource = `
+const everySource = `
 [[source]]
 type = "file"
 path = "/run/reboot-required"
+[[source]]
+type = "request"
 ` + machines.UpdaterSource
 
 func TestAMachineGoesThroughTheWholeCycle(t *testing.T) {
-	for _, suite := range []string{debian12, debian13} {
+	for _, suite := range machines.Suites {
 		t.Run(suite, func(t *testing.T) {
 			s := newScene(t)
-			n := s.node("cycle-"+suite[:4], suite, quick+updaterSource).enable()
+			n := s.node("cycle-"+suite[:4], suite, quick+everySource).enable()
+			n.mustHaveTheCallOfItsTime()
 			s.c.Pod(n.Name(), "web-"+suite, cluster.PodOptions{Owner: "ReplicaSet"})
 			s.c.Pod(n.Name(), "agent-"+suite, cluster.PodOptions{Owner: "DaemonSet", OwnerName: "everywhere"})
 			s.c.WaitRunning("web-"+suite, "agent-"+suite)
@@ -39,6 +42,7 @@ func TestAMachineGoesThroughTheWholeCycle(t *testing.T) {
 					n.Signal("IDLE")
 					n.Signal("NEED_REBOOT")
 				}},
+				{"by request", func() { n.MustRun("kured-agent", "request", "microcode", "new CPU microcode") }},
 			} {
 				before := len(s.c.Requests(cluster.NodeWrites(n.Name())))
 				agents := func(r cluster.Request) bool {
@@ -65,12 +69,25 @@ func TestAMachineGoesThroughTheWholeCycle(t *testing.T) {
 				left = append(left, pod.Name)
 			}
 			if want := "agent-" + suite; strings.Join(left, " ") != want {
-				t.Errorf("pods after two drains: %v, want only %s", left, want)
+				t.Errorf("pods after the drains: %v, want only %s", left, want)
 			}
 			// The need did not come back, so neither does the reboot.
 			n.eventually("the agent is idle", 30*time.Second, func() bool { return n.phase() == "Idle" })
-			n.mustHaveBoots(3)
+			n.mustHaveBoots(4)
 		})
+	}
+}
+
+// mustHaveTheCallOfItsTime fails when logind's way to reboot is not the one that its version leads to expect: before 249
+// only Reboot, so that the agent's fallback is what reboots the machine.
+func (n *node) mustHaveTheCallOfItsTime() {
+	n.s.Helper()
+	methods := n.MustExec("busctl", "introspect", "--no-pager", "org.freedesktop.login1", "/org/freedesktop/login1",
+		"org.freedesktop.login1.Manager")
+	call, _ := n.reboots()
+	n.s.Logf("systemd %d reboots by %s", n.Systemd(), call[0])
+	if has := strings.Contains(methods, ".RebootWithFlags "); has != (call[0] == "RebootWithFlags") {
+		n.s.Errorf("systemd %d: RebootWithFlags %t", n.Systemd(), has)
 	}
 }
 

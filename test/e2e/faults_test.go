@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kured-agent/kured-agent/test/cluster"
+	"github.com/kured-agent/kured-agent/test/machines"
 )
 
 // slowPreReboot hangs a check before the reboot that waits for a file.
@@ -39,15 +40,8 @@ func TestAnAgentKilledInAnyPhaseFinishesTheCycleWithOneReboot(t *testing.T) {
 		},
 		{
 			"Draining",
-			func(n *node) {
-				n.kubelet.SetPodDelete(-1)
-				n.s.c.Pod(n.Name(), n.Name(), cluster.PodOptions{Owner: "ReplicaSet"})
-				n.s.c.WaitRunning(n.Name())
-			},
-			func(n *node) {
-				n.kubelet.SetPodDelete(0)
-				n.s.c.MustKubectl("delete", "pod", n.Name(), "--force", "--grace-period=0")
-			},
+			(*node).stickyPod,
+			(*node).unstick,
 		},
 		{
 			"Preparing",
@@ -60,7 +54,7 @@ func TestAnAgentKilledInAnyPhaseFinishesTheCycleWithOneReboot(t *testing.T) {
 		},
 		{
 			"WaitingInhibitor",
-			func(n *node) { n.inhibit() },
+			func(n *node) { n.inhibit("root", "packager") },
 			func(n *node) { n.MustRun("systemctl", "stop", "inhibitor") },
 		},
 	}
@@ -124,15 +118,15 @@ func TestAnAgentKilledAllTheTimeFinishesTheCycleWithOneReboot(t *testing.T) {
 	n.mustHaveBoots(2)
 }
 
-// inhibit holds a block lock on shutdown.
-func (n *node) inhibit() {
+// inhibit holds a block lock on shutdown, as the user and in that name, until "systemctl stop inhibitor".
+func (n *node) inhibit(user, who string) {
 	n.s.Helper()
-	n.MustExec("systemd-run", "--quiet", "--unit=inhibitor", "systemd-inhibit", "--what=shutdown", "--mode=block",
-		"--who=packager", "--why=installing", "sleep", "infinity")
+	n.MustExec("systemd-run", "--quiet", "--unit=inhibitor", "--uid="+user, "systemd-inhibit", "--what=shutdown",
+		"--mode=block", "--who="+who, "--why=installing", "sleep", "infinity")
 	n.eventually("the inhibitor is listed", 10*time.Second, func() bool {
 		out, _ := n.Exec("busctl", "call", "org.freedesktop.login1", "/org/freedesktop/login1",
 			"org.freedesktop.login1.Manager", "ListInhibitors")
-		return strings.Contains(out, "packager")
+		return strings.Contains(out, who)
 	})
 }
 
@@ -152,34 +146,72 @@ spec: {holderIdentity: holder}
 `, s.c.Node("holder").UID))
 }
 
+// A user may block shutdowns only if polkit says so: at the seat by default, here by the administrator's word.
+const (
+	builderRule = `polkit.addRule(function(action, subject) {
+    if (action.id == "org.freedesktop.login1.inhibit-block-shutdown" && subject.user == "builder") {
+        return polkit.Result.YES;
+    }
+});
+`
+	builderPkla = `[builder blocks shutdowns]
+Identity=unix-user:builder
+Action=org.freedesktop.login1.inhibit-block-shutdown
+ResultAny=yes
+`
+)
+
+// addBuilder makes an ordinary user who may block shutdowns.
+func (n *node) addBuilder() {
+	n.s.Helper()
+	n.MustRun("useradd", "--system", "builder")
+	n.Write("/etc/polkit-1/localauthority/50-local.d/builder.pkla", builderPkla, 0o644)
+	n.Write("/etc/polkit-1/rules.d/50-builder.rules", builderRule, 0o644)
+	n.MustRun("systemctl", "try-restart", "polkit.service")
+}
+
+// reboots says which call of logind reboots the machine, and whether logind refuses it to root while somebody blocks.
+func (n *node) reboots() (call []string, refusesRoot bool) {
+	if n.Systemd() < 249 {
+		return []string{"Reboot", "b", "false"}, false
+	}
+	return []string{"RebootWithFlags", "t", "0"}, n.Systemd() >= 257
+}
+
 func TestABlockInhibitorIsWaitedForAndNamed(t *testing.T) {
-	for _, suite := range []string{debian12, debian13} { // on 257 logind refuses root too, on 252 only others
+	for _, suite := range machines.Suites {
 		t.Run(suite, func(t *testing.T) {
 			s := newScene(t)
 			n := s.node("inhibit-"+suite[:4], suite, quick).enable()
-			n.inhibit()
-			n.requireByFile("linux-image")
-			n.waitPhase("WaitingInhibitor")
-			if why := n.Property("Why"); !strings.Contains(why, "packager") {
-				t.Errorf("why is %q, want the inhibitor's name", why)
+			n.addBuilder()
+			call, refusesRoot := n.reboots()
+			refused := []string{"kured-agent"}
+			if refusesRoot {
+				refused = append(refused, "root")
 			}
-			// The agent does not ask what logind would refuse: on 257 that is a refusal for root too.
-			for user, refused := range map[string]bool{"kured-agent": true, "root": suite == debian13} {
-				if !refused {
-					continue
+			for i, holder := range []struct{ user, who string }{{"root", "packager"}, {"builder", "compiler"}} {
+				n.inhibit(holder.user, holder.who)
+				n.requireByFile("linux-image-" + holder.who) // the same reason again would be a reboot that did not help
+				n.waitPhase("WaitingInhibitor")
+				if why := n.Property("Why"); !strings.Contains(why, holder.who) {
+					t.Errorf("held by %s: why is %q, want the name %s", holder.user, why, holder.who)
 				}
-				out, err := n.RunAs(user, "busctl", "call", "org.freedesktop.login1", "/org/freedesktop/login1",
-					"org.freedesktop.login1.Manager", "RebootWithFlags", "t", "0")
-				if err == nil {
-					t.Errorf("logind took a reboot from %s past the inhibitor: %s", user, out)
+				// The agent does not ask what logind would refuse.
+				for _, user := range refused {
+					out, err := n.RunAs(user, append([]string{"busctl", "call", "org.freedesktop.login1",
+						"/org/freedesktop/login1", "org.freedesktop.login1.Manager"}, call...)...)
+					if err == nil {
+						t.Errorf("held by %s: logind took a reboot from %s: %s", holder.user, user, out)
+					}
 				}
+				n.mustHaveBoots(i + 1)
+				if n.marked() || len(n.slots()) != 0 {
+					t.Errorf("held by %s: cordoned, or a slot taken, for a reboot that logind would refuse", holder.user)
+				}
+				n.MustRun("systemctl", "stop", "inhibitor")
+				n.waitReturned(i + 2)
 			}
-			n.mustHaveBoots(1)
-			if _, cordoned := n.node().Annotations["kured-agent/cordoned"]; cordoned || len(n.slots()) != 0 {
-				t.Error("cordoned, or a slot taken, for a reboot that logind would refuse")
-			}
-			n.MustRun("systemctl", "stop", "inhibitor")
-			n.waitReturned(2)
+			n.mustHaveBoots(3)
 		})
 	}
 }

@@ -22,6 +22,7 @@ import (
 const (
 	taintKey = "kured-agent/reboot-required"
 	marker   = "kured-agent/cordoned"
+	debian11 = "bullseye"
 	debian12 = "bookworm"
 	debian13 = "trixie"
 
@@ -84,9 +85,18 @@ min_interval = "0s"
 settle = "0s"
 `
 
-func (s *scene) node(name, suite, config string) *node {
+func (s *scene) node(name, suite, config string, packages ...string) *node {
 	s.Helper()
-	n := &node{Machine: s.hub.Machine(name, machines.MachineOptions{Suite: suite}), s: s}
+	n := s.bare(name, suite, packages...)
+	n.Install(deb)
+	n.Configure(config, s.c.AgentKubeconfigFor(name, s.url))
+	return n
+}
+
+// bare is a node without the agent's package, with further ones of Debian.
+func (s *scene) bare(name, suite string, packages ...string) *node {
+	s.Helper()
+	n := &node{Machine: s.hub.Machine(name, machines.MachineOptions{Suite: suite, Packages: packages}), s: s}
 	n.kubelet = n.Join(s.c, cluster.KubeletOptions{})
 	s.Cleanup(func() {
 		if s.Failed() {
@@ -96,9 +106,37 @@ func (s *scene) node(name, suite, config string) *node {
 		_, _ = s.c.Kubectl("delete", "pods", "--all", "--force", "--grace-period=0", "--wait=false")
 		_, _ = s.c.Kubectl("delete", "node", name, "--wait=false")
 	})
-	n.Install(deb)
-	n.Configure(config, s.c.AgentKubeconfigFor(name, s.url))
 	return n
+}
+
+// releases makes a node of each Debian release, for what can go on side by side, and enables the agent on them.
+func (s *scene) releases(name, config string) []*node {
+	s.Helper()
+	var nodes []*node
+	for _, suite := range machines.Suites {
+		nodes = append(nodes, s.node(name+"-"+suite[:4], suite, config).enable())
+	}
+	return nodes
+}
+
+// setSlots sets how many nodes may be away at once, until the end of the test.
+func (s *scene) setSlots(n int) {
+	s.Helper()
+	s.patchPools(fmt.Sprintf(`{"default":"%d"}`, n))
+}
+
+// pause lets no further node go until resume or the end of the test.
+func (s *scene) pause() { s.Helper(); s.patchPools(`{"paused":"for a test"}`) }
+
+func (s *scene) resume() { s.Helper(); s.patchPools(`{"paused":null}`) }
+
+func (s *scene) patchPools(data string) {
+	s.Helper()
+	patch := func(data string) []string {
+		return []string{"-n", "kured-agent", "patch", "configmap", "kured-agent-pools", "--type=merge", "-p", `{"data":` + data + `}`}
+	}
+	s.c.MustKubectl(patch(data)...)
+	s.Cleanup(func() { _, _ = s.c.Kubectl(patch(`{"default":"1","paused":null}`)...) })
 }
 
 // enable is all that an admin types.
@@ -123,6 +161,20 @@ func (n *node) requireByFile(pkg string) {
 	n.Write("/run/reboot-required", "*** System restart required ***\n", 0o644)
 }
 
+// stickyPod gives the node a pod whose eviction is accepted and that does not end before unstick: a drain stands still.
+func (n *node) stickyPod() {
+	n.s.Helper()
+	n.kubelet.SetPodDelete(-1)
+	n.s.c.Pod(n.Name(), n.Name(), cluster.PodOptions{Owner: "ReplicaSet"})
+	n.s.c.WaitRunning(n.Name())
+}
+
+func (n *node) unstick() {
+	n.s.Helper()
+	n.kubelet.SetPodDelete(0)
+	n.s.c.MustKubectl("delete", "pod", n.Name(), "--force", "--grace-period=0")
+}
+
 func (n *node) phase() string { return n.Property("Phase") }
 
 func (n *node) waitPhase(phases ...string) {
@@ -137,6 +189,12 @@ func (n *node) tainted() bool { return hasTaint(n.s.c.NodeOrNil(n.Name())) }
 func (n *node) cordoned() bool {
 	node := n.s.c.NodeOrNil(n.Name())
 	return node != nil && node.Spec.Unschedulable
+}
+
+// marked says whether the node bears our mark of a cordon.
+func (n *node) marked() bool {
+	node := n.s.c.NodeOrNil(n.Name())
+	return node != nil && node.Annotations[marker] != ""
 }
 
 func hasTaint(node *corev1.Node) bool {

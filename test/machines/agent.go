@@ -14,21 +14,26 @@ import (
 	"github.com/kured-agent/kured-agent/test/cluster"
 )
 
-// Deb returns the newest package of this architecture in dist/, which "make package" puts there.
-func Deb() (string, error) {
+// Deb returns the newest Debian package of this architecture in dist/, which "make package" puts there.
+func Deb() (string, error) { return newestPackage("kured-agent_*_amd64.deb") }
+
+// RPM is Deb for an rpm.
+func RPM() (string, error) { return newestPackage("kured-agent-*.x86_64.rpm") }
+
+func newestPackage(pattern string) (string, error) {
 	root, err := cluster.ModuleRoot()
 	if err != nil {
 		return "", err
 	}
-	debs, err := filepath.Glob(filepath.Join(root, "dist", "kured-agent_*_amd64.deb"))
+	packages, err := filepath.Glob(filepath.Join(root, "dist", pattern))
 	if err != nil {
 		return "", err
 	}
 	var newest string
 	var at time.Time
-	for _, deb := range debs {
-		if info, err := os.Stat(deb); err == nil && info.ModTime().After(at) {
-			newest, at = deb, info.ModTime()
+	for _, file := range packages {
+		if info, err := os.Stat(file); err == nil && info.ModTime().After(at) {
+			newest, at = file, info.ModTime()
 		}
 	}
 	if newest == "" {
@@ -45,12 +50,12 @@ const (
 	bindBootID = "[Service]\nBindReadOnlyPaths=/run/boot_id:/proc/sys/kernel/random/boot_id\n"
 )
 
-// Install installs a package file of the host.
-func (m *Machine) Install(deb string) {
+// Install installs or upgrades to a package file of the host, a deb or an rpm.
+func (m *Machine) Install(file string) {
 	m.t.Helper()
-	content, err := os.ReadFile(deb)
+	content, err := os.ReadFile(file)
 	if err == nil {
-		err = os.WriteFile(filepath.Join(m.Share(), filepath.Base(deb)), content, 0o644)
+		err = os.WriteFile(filepath.Join(m.Share(), filepath.Base(file)), content, 0o644)
 	}
 	if err != nil {
 		m.t.Fatalf("giving the package to machine %q: %v", m.name, err)
@@ -62,7 +67,11 @@ func (m *Machine) Install(deb string) {
 			m.Write("/etc/systemd/system/"+unit+".d/50-container.conf", bindBootID, 0o644)
 		}
 	}
-	m.MustRun("env", "DEBIAN_FRONTEND=noninteractive", "dpkg", "--install", "/share/"+filepath.Base(deb))
+	install := []string{"env", "DEBIAN_FRONTEND=noninteractive", "dpkg", "--install"}
+	if filepath.Ext(file) == ".rpm" {
+		install = []string{"rpm", "--upgrade"}
+	}
+	m.MustRun(append(install, "/share/"+filepath.Base(file))...)
 }
 
 // Configure writes the agent's configuration, unless empty, and its kubeconfig, as an admin would.
@@ -78,7 +87,7 @@ func (m *Machine) Configure(config string, kubeconfig []byte) {
 // Property reads a property of the running agent's object on the bus as busctl prints it, without type and quotes; empty
 // when no agent answers.
 func (m *Machine) Property(name string) string {
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), askBound)
 	defer cancel()
 	out, err := m.ExecContext(ctx, "busctl", "--timeout=2", "--auto-start=no", "get-property",
 		"org.kured.Agent1", "/org/kured/Agent1", "org.kured.Agent1", name)
@@ -94,6 +103,8 @@ func (m *Machine) Property(name string) string {
 
 // UnitProperty reads a property of a unit, for instance ActiveState; empty while the machine is down.
 func (m *Machine) UnitProperty(unit, property string) string {
-	out, _ := m.Exec("systemctl", "show", "--property="+property, "--value", unit)
+	ctx, cancel := context.WithTimeout(context.Background(), askBound)
+	defer cancel()
+	out, _ := m.ExecContext(ctx, "systemctl", "show", "--property="+property, "--value", unit)
 	return strings.TrimSpace(out)
 }

@@ -28,6 +28,7 @@ type Machine struct {
 	t           cluster.TB
 	name, ip    string
 	suite       string
+	systemd     int
 	rootfs, dir string
 	netns       string
 	cgroup      string
@@ -59,6 +60,8 @@ type MachineOptions struct {
 const (
 	exitReboot = 133 // of systemd-nspawn --keep-unit
 	bootBound  = 60 * time.Second
+	execBound  = 3 * time.Minute
+	askBound   = 5 * time.Second // of a question to a service, which is asked again
 )
 
 // Machine makes a machine with an address in the hub and boots it; it returns when the first boot is up. The name has at
@@ -91,6 +94,7 @@ func (h *Hub) Machine(name string, o MachineOptions) *Machine {
 	if !o.Off {
 		m.Start()
 		m.WaitBoot(1)
+		m.systemd = m.readSystemd()
 	}
 	return m
 }
@@ -116,8 +120,10 @@ func (m *Machine) IP() string { return m.ip }
 // Suite is the Debian release it runs.
 func (m *Machine) Suite() string { return m.suite }
 
-// Systemd is the version of its systemd, 252 for instance.
-func (m *Machine) Systemd() int {
+// Systemd is the version of its systemd, 252 for instance; 0 on a machine that was made without power.
+func (m *Machine) Systemd() int { return m.systemd }
+
+func (m *Machine) readSystemd() int {
 	m.t.Helper()
 	fields := strings.Fields(m.MustExec("systemctl", "--version"))
 	version, err := strconv.Atoi(fields[1])
@@ -349,9 +355,12 @@ func (m *Machine) RunAs(user string, argv ...string) (string, error) {
 	return m.Exec(append(append(run, "--"), argv...)...)
 }
 
-// Exec runs a command as a bare process in the machine's namespaces: quicker than Run, but part of no unit.
+// Exec runs a command as a bare process in the machine's namespaces: quicker than Run, but part of no unit. It has some
+// minutes: on a machine that goes down a command may never end.
 func (m *Machine) Exec(argv ...string) (string, error) {
-	return m.ExecContext(context.Background(), argv...)
+	ctx, cancel := context.WithTimeout(context.Background(), execBound)
+	defer cancel()
+	return m.ExecContext(ctx, argv...)
 }
 
 // ExecContext is Exec that ends with the context.
