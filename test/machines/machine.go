@@ -373,13 +373,34 @@ func (m *Machine) ExecContext(ctx context.Context, argv ...string) (string, erro
 	cmd := exec.CommandContext(ctx, "nsenter", append(enter, argv...)...)
 	cmd.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG=C.UTF-8", "HOME=/root"}
 	cmd.WaitDelay = time.Second
-	var stderr bytes.Buffer
-	cmd.Stderr = &stderr
-	out, err := cmd.Output()
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	err := cmd.Start()
+	if err == nil {
+		ended := make(chan struct{})
+		go keepGoing(cmd.Process, ended)
+		err = cmd.Wait()
+		close(ended)
+	}
 	if err != nil {
 		err = fmt.Errorf("%s on machine %q: %w: %s", strings.Join(argv, " "), m.name, err, strings.TrimSpace(stderr.String()))
 	}
-	return string(out), err
+	return stdout.String(), err
+}
+
+// keepGoing keeps nsenter from sleeping for ever. A machine that goes down stops all of its processes before it kills
+// them; nsenter stops itself with its child and does not reap it, and the machine waits for that in turn.
+func keepGoing(nsenter *os.Process, ended <-chan struct{}) {
+	ticker := time.NewTicker(200 * time.Millisecond)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ended:
+			return
+		case <-ticker.C:
+			_ = nsenter.Signal(syscall.SIGCONT)
+		}
+	}
 }
 
 // MustRun is Run that fails the test on an error.
