@@ -574,7 +574,7 @@ func bars(p Policy, o Observed) []bar {
 	}
 	if p.RefuseBeside {
 		for _, program := range o.Beside {
-			add("beside", time.Time{}, "another program reboots this host by itself: %s", program)
+			add("beside", time.Time{}, "%s", program)
 		}
 	}
 	if left := backoffLeft(o); left > 0 {

@@ -30,23 +30,39 @@ func (n *node) scheduled() string {
 	return ""
 }
 
-func TestUnattendedUpgradesThatDoNotRebootAreNotInTheWay(t *testing.T) {
+// Two managers of one host: the agent does not race the other one.
+func TestUnattendedUpgradesThatRebootByThemselvesAreNamedAndWaitedFor(t *testing.T) {
 	s := newScene(t)
-	n := s.node("upgrades", debian13, quick, "unattended-upgrades").enable()
-	s.pause()
+	n := s.node("upgrades", debian13, quick, "unattended-upgrades")
+	// As the package leaves a host; the bench masks the timer, since it would load every machine.
+	n.Write("/etc/apt/apt.conf.d/20auto-upgrades", "APT::Periodic::Unattended-Upgrade \"1\";\n", 0o644)
+	n.MustRun("systemctl", "unmask", "apt-daily-upgrade.timer")
+	n.MustRun("systemctl", "enable", "--now", "apt-daily-upgrade.timer")
 	n.automaticReboot(true)
+	n.enable()
 	n.requireByFile("linux-image")
+	n.eventually("the agent names it and how it is turned off", cycleBound, func() bool {
+		status, _ := n.Exec("kured-agent", "status")
+		return n.phase() == "Waiting" && strings.Contains(status, "unattended-upgrades reboots this host by itself") &&
+			strings.Contains(status, `Automatic-Reboot "false";' >>/etc/apt/apt.conf.d/52reboot`)
+	})
 	n.MustRun("unattended-upgrade")
 	n.eventually("unattended-upgrades have scheduled a reboot of their own", 30*time.Second, func() bool {
 		return n.scheduled() == "reboot"
 	})
+	n.eventually("the status shows it", 30*time.Second, func() bool {
+		out, _ := n.Exec("kured-agent", "status")
+		return strings.Contains(out, "Scheduled") && strings.Contains(out, "by somebody else")
+	})
 	n.MustRun("shutdown", "-c")
+	s.stays("only the taint is there", 5*time.Second, func() bool {
+		return n.tainted() && !n.cordoned() && len(n.slots()) == 0
+	})
 	n.automaticReboot(false)
 	n.MustRun("unattended-upgrade")
 	if kind := n.scheduled(); kind != "" {
 		t.Errorf("a %s is scheduled", kind)
 	}
-	s.resume()
 	n.waitReturned(2)
 	n.mustHaveBoots(2)
 }

@@ -134,7 +134,8 @@ func TestTheUnitsVerifyAndAreSandboxed(t *testing.T) {
 		t.Run(suite, func(t *testing.T) {
 			s := newScene(t)
 			n := s.node("units-"+suite[:4], suite, "")
-			units := []string{"kured-agent.service", "kured-agent-boot.service", "kured-agent-pre-reboot.target"}
+			units := []string{"kured-agent.service", "kured-agent-boot.service", "kured-agent-shutdown.service",
+				"kured-agent-pre-reboot.target", "kured-reboot-required.path", "kured-reboot-required.target"}
 			out, err := n.Exec("sh", "-c", "systemd-analyze verify --man=no "+strings.Join(units, " ")+" 2>&1")
 			if n.Systemd() < 248 {
 				out = newerKey.ReplaceAllString(out, "")
@@ -142,7 +143,7 @@ func TestTheUnitsVerifyAndAreSandboxed(t *testing.T) {
 			if err != nil || strings.Contains(out, "kured") {
 				t.Errorf("systemd-analyze verify: %v\n%s", err, out)
 			}
-			for _, unit := range units[:2] {
+			for _, unit := range units[:3] {
 				out := n.MustExec("systemd-analyze", "security", "--no-pager", unit)
 				level := exposure.FindStringSubmatch(out)
 				if level == nil || level[1] >= "2.0" {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kured-agent/kured-agent/test/cluster"
+	"github.com/kured-agent/kured-agent/test/machines"
 )
 
 // kubeletService stands for the kubelet in the order of units, and says when it is stopped.
@@ -29,10 +30,6 @@ func (s *scene) drained(name, suite, bound string) *node {
 	s.Helper()
 	n := s.node(name, suite, quick+"[shutdown]\ndrain = \""+bound+"\"\n")
 	n.Write("/etc/systemd/system/kubelet.service", kubeletService, 0o644)
-	if suite == debian12 { // as machines.Install does for the other two units
-		n.Write("/etc/systemd/system/"+shutdownUnit+".d/50-container.conf",
-			"[Service]\nBindReadOnlyPaths=/run/boot_id:/proc/sys/kernel/random/boot_id\n", 0o644)
-	}
 	n.MustRun("systemctl", "daemon-reload")
 	n.MustRun("systemctl", "enable", "--now", "kubelet.service")
 	n.enable()
@@ -56,7 +53,7 @@ func (n *node) hasPod() bool {
 }
 
 func TestARebootTypedByRootDrainsBeforeTheKubeletStops(t *testing.T) {
-	for _, suite := range []string{debian12, debian13} {
+	for _, suite := range machines.Suites {
 		t.Run(suite, func(t *testing.T) {
 			s := newScene(t)
 			watch := s.watchCordons()

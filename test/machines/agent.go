@@ -63,7 +63,7 @@ func (m *Machine) Install(file string) {
 	if m.Systemd() < 254 {
 		m.Write("/etc/tmpfiles.d/boot_id.conf", copyBootID, 0o644)
 		m.MustRun("systemd-tmpfiles", "--create", "boot_id.conf")
-		for _, unit := range []string{"kured-agent.service", "kured-agent-boot.service"} {
+		for _, unit := range []string{"kured-agent.service", "kured-agent-boot.service", "kured-agent-shutdown.service"} {
 			m.Write("/etc/systemd/system/"+unit+".d/50-container.conf", bindBootID, 0o644)
 		}
 	}
