@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package files reads files of others with a bound, and replaces our own as a whole.
+// Package files reads files with a bound, tells who else may have written them, and replaces our own as a whole.
 package files
 
 import (
@@ -10,6 +10,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -21,14 +23,81 @@ func Read(path string, most int) ([]byte, error) {
 		return nil, err
 	}
 	defer f.Close()
+	return readAll(f, most)
+}
+
+func readAll(f *os.File, most int) ([]byte, error) {
 	content, err := io.ReadAll(io.LimitReader(f, int64(most)+1))
 	switch {
 	case err != nil:
-		return nil, fmt.Errorf("reading %q: %w", path, err)
+		return nil, fmt.Errorf("reading %q: %w", f.Name(), err)
 	case len(content) > most:
-		return nil, fmt.Errorf("reading %q: larger than %d bytes", path, most)
+		return nil, fmt.Errorf("reading %q: larger than %d bytes", f.Name(), most)
 	}
 	return content, nil
+}
+
+// ErrForeign says that others than root and the agent may have written a file, or read a secret one.
+var ErrForeign = errors.New("not only the agent's")
+
+// Permission bits that others must not have.
+const (
+	WrittenByOthers fs.FileMode = 0o022
+	SeenByOthers    fs.FileMode = 0o077
+)
+
+// ReadOwn is Read for a file that the agent wrote in a directory of its own. What belongs to somebody else, or has one
+// of the forbidden permission bits, is ErrForeign, and a link is an error.
+func ReadOwn(path string, most int, forbidden fs.FileMode) ([]byte, error) {
+	// A fifo must not hold up the start.
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("reading %q: not a regular file", path)
+	}
+	dir := filepath.Dir(path)
+	around, err := os.Stat(dir)
+	if err != nil {
+		return nil, err
+	}
+	owners := Owners(dir)
+	if why := Foreign(around, WrittenByOthers, owners); why != "" {
+		return nil, fmt.Errorf("reading %q: %w: directory %q %s", path, ErrForeign, dir, why)
+	}
+	if why := Foreign(info, forbidden, owners); why != "" {
+		return nil, fmt.Errorf("reading %q: %w: it %s", path, ErrForeign, why)
+	}
+	return readAll(f, most)
+}
+
+// Owners are the users who may write what the agent believes: root and the agent's own. A command that root types
+// takes the owner of the agent's directory for that user.
+func Owners(dir string) []int {
+	owners := []int{0, os.Geteuid()}
+	if info, err := os.Stat(dir); err == nil && os.Geteuid() == 0 {
+		if stat, ok := info.Sys().(*syscall.Stat_t); ok {
+			owners = append(owners, int(stat.Uid))
+		}
+	}
+	return owners
+}
+
+// Foreign says, after the name of the file, why others may have written or read it, and what repairs that.
+func Foreign(info fs.FileInfo, forbidden fs.FileMode, owners []int) string {
+	if stat, ok := info.Sys().(*syscall.Stat_t); ok && !slices.Contains(owners, int(stat.Uid)) {
+		return fmt.Sprintf("belongs to user %d: chown it to the user of the agent", stat.Uid)
+	}
+	if mode := info.Mode().Perm(); mode&forbidden != 0 {
+		return fmt.Sprintf("is open to others (mode %04o): chmod %04o", mode, mode&^forbidden)
+	}
+	return ""
 }
 
 // Replace puts content in the place of a file, through a temporary one beside it: a reader finds the old or the new

@@ -144,3 +144,85 @@ func alone(t *testing.T, path string) {
 		t.Errorf("in the directory: %v, %v", entries, err)
 	}
 }
+
+func TestOnlyWhatOthersCanNeitherWriteNorReplaceIsOurs(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name       string
+		file, dir  fs.FileMode
+		uid        int // owner of the file; needs root
+		forbidden  fs.FileMode
+		want, mend string
+	}{
+		{name: "ours", file: 0o600, dir: 0o700, forbidden: SeenByOthers},
+		{name: "readable, and no secret", file: 0o644, dir: 0o755, forbidden: WrittenByOthers},
+		{name: "readable secret", file: 0o644, dir: 0o700, forbidden: SeenByOthers, want: "open to others", mend: "chmod 0600"},
+		{name: "writable", file: 0o666, dir: 0o700, forbidden: WrittenByOthers, want: "open to others", mend: "chmod 0644"},
+		{name: "replaceable", file: 0o600, dir: 0o777, forbidden: WrittenByOthers, want: "directory", mend: "chmod 0755"},
+		{name: "of another user", file: 0o600, dir: 0o700, uid: 54321, forbidden: WrittenByOthers, want: "user 54321",
+			mend: "chown"},
+	} {
+		dir := t.TempDir()
+		path := filepath.Join(dir, "f")
+		if err := os.WriteFile(path, []byte("x"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(os.Chmod(path, c.file), os.Chmod(dir, c.dir)); err != nil {
+			t.Fatal(err)
+		}
+		if c.uid != 0 {
+			if os.Geteuid() != 0 {
+				t.Log("only root can give a file away")
+				continue
+			}
+			if err := os.Chown(path, c.uid, -1); err != nil {
+				t.Fatal(err)
+			}
+		}
+		content, err := ReadOwn(path, 10, c.forbidden)
+		if c.want == "" {
+			if err != nil || string(content) != "x" {
+				t.Errorf("%s: %q, %v", c.name, content, err)
+			}
+			continue
+		}
+		if !errors.Is(err, ErrForeign) || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), c.mend) {
+			t.Errorf("%s: %v", c.name, err)
+		}
+	}
+}
+
+func TestAnOwnFileIsNoLinkAndNoFifo(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	target, link, fifo := filepath.Join(dir, "f"), filepath.Join(dir, "link"), filepath.Join(dir, "fifo")
+	if err := errors.Join(os.WriteFile(target, []byte("x"), 0o600), os.Symlink(target, link), syscall.Mkfifo(fifo, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{link, fifo, dir} {
+		if content, err := ReadOwn(path, 10, WrittenByOthers); err == nil {
+			t.Errorf("%s: %q", path, content)
+		}
+	}
+	if _, err := ReadOwn(filepath.Join(dir, "none"), 10, WrittenByOthers); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("no file: %v", err)
+	}
+}
+
+// What root reads belongs to the user of the directory: the agent wrote it.
+func TestRootBelievesTheUserOfTheDirectory(t *testing.T) {
+	t.Parallel()
+	if os.Geteuid() != 0 {
+		t.Log("not root")
+		return
+	}
+	dir := t.TempDir()
+	path := filepath.Join(dir, "f")
+	err := errors.Join(os.WriteFile(path, []byte("x"), 0o600), os.Chown(path, 12345, -1), os.Chown(dir, 12345, -1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ReadOwn(path, 10, SeenByOthers); err != nil {
+		t.Error(err)
+	}
+}

@@ -223,3 +223,15 @@ func TestUptimeRuns(t *testing.T) {
 		t.Errorf("uptime went from %s to %s", first, second)
 	}
 }
+
+// Whoever can write the record could have the agent believe that nothing is outstanding, or that it was told to wait.
+func TestARecordThatOthersCanWriteSaysNothing(t *testing.T) {
+	t.Parallel()
+	h := tree(t, map[string]string{"/var/lib/kured-agent/record.json": `{"boot":"b"}`})
+	if err := os.Chmod(h.recordPath(), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := h.ReadRecord(); err == nil || errors.Is(err, ErrBroken) || !strings.Contains(err.Error(), "chmod 0644") {
+		t.Errorf("got %+v, %v", got, err)
+	}
+}

@@ -25,10 +25,11 @@ const (
 var ErrBroken = errors.New("the record makes no sense")
 
 // ReadRecord reads the record. A missing file is an empty record. Any error means that nothing is known: the caller acts
-// on nothing, since an empty record would say that nothing is outstanding.
+// on nothing, since an empty record would say that nothing is outstanding. A record that others can have written is such
+// an error: it could say that a reboot was asked for, or that nothing is outstanding.
 func (h Host) ReadRecord() (plan.Record, error) {
 	path := h.recordPath()
-	raw, err := files.Read(path, recordBound)
+	raw, err := files.ReadOwn(path, recordBound, files.WrittenByOthers)
 	if errors.Is(err, fs.ErrNotExist) {
 		return plan.Record{}, nil
 	}
