@@ -59,12 +59,17 @@ func write(t *testing.T, path, content string, mode os.FileMode) {
 // certificate returns a client certificate and its key as PEM.
 func certificate(t *testing.T, commonName string) (cert, key []byte) {
 	t.Helper()
+	return certificateFor(t, commonName, time.Now().Add(-time.Hour), time.Now().Add(time.Hour))
+}
+
+func certificateFor(t *testing.T, commonName string, from, to time.Time) (cert, key []byte) {
+	t.Helper()
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		t.Fatal(err)
 	}
 	template := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: commonName},
-		NotAfter: time.Now().Add(time.Hour)}
+		NotBefore: from, NotAfter: to, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, private.Public(), private)
 	if err != nil {
 		t.Fatal(err)

@@ -3,12 +3,9 @@
 package kube
 
 import (
-	"bytes"
 	"crypto/sha256"
 	"crypto/x509"
-	"encoding/base64"
 	"encoding/hex"
-	"encoding/json"
 	"encoding/pem"
 	"fmt"
 	"io/fs"
@@ -26,12 +23,24 @@ import (
 const (
 	wayEnrol = `give this node its own credential, see "Enrolling a node" in the README`
 
-	nodeUser           = "system:node:"
-	serviceAccountUser = "system:serviceaccount:"
+	nodeUser  = "system:node:"
+	agentUser = "kured-agent:" // followed by the name of the Node, in client certificates
 )
 
+// wayAgain is the way out for a node that had a credential.
+func wayAgain(node string) string {
+	if node == "" {
+		node = "NODE"
+	}
+	return fmt.Sprintf("enrol this node again: kubectl kured enroll %[1]s | ssh %[1]s sudo kured-agent enroll --kubeconfig -",
+		text.Line(node, maxText))
+}
+
 // exposed says whether somebody who is neither root nor the agent can read or change the file.
-func exposed(path string, info fs.FileInfo) string {
+func exposed(path string, info fs.FileInfo, owners []int) string {
+	if why := files.Foreign(info, 0, owners); why != "" {
+		return fmt.Sprintf("%q %s", path, why)
+	}
 	mode := info.Mode().Perm()
 	if mode&0o006 != 0 {
 		return fmt.Sprintf("everybody on this host can read or write %q (mode %04o): chmod o-rwx %s", path, mode, path)
@@ -44,7 +53,7 @@ func exposed(path string, info fs.FileInfo) string {
 }
 
 // exposedSecret does the same for a file that the kubeconfig names.
-func exposedSecret(path string) string {
+func exposedSecret(path string, owners []int) string {
 	if path == "" {
 		return ""
 	}
@@ -52,7 +61,7 @@ func exposedSecret(path string) string {
 	if err != nil {
 		return fmt.Sprintf("its credential file %q cannot be read: %v", path, err)
 	}
-	return exposed(path, info)
+	return exposed(path, info, owners)
 }
 
 func ownGroup(gid int) bool {
@@ -63,7 +72,8 @@ func ownGroup(gid int) bool {
 func plugin(config *rest.Config) string {
 	switch {
 	case config.ExecProvider != nil:
-		return fmt.Sprintf("it gets its credential from the program %q, and the agent starts no programs",
+		return fmt.Sprintf("it gets its credential from the program %q, and the agent starts no programs: have a timer of "+
+			"yours write the token to a file that the kubeconfig names as tokenFile (the agent sees every change of it)",
 			text.Line(config.ExecProvider.Command, maxText))
 	case config.AuthProvider != nil:
 		return fmt.Sprintf("auth provider %q is not supported", text.Line(config.AuthProvider.Name, maxText))
@@ -128,55 +138,20 @@ func parseCertificate(data []byte) *x509.Certificate {
 	return nil
 }
 
-// claims are what identifies the bearer of a token, and stays when it is renewed.
-type claims struct {
-	Issuer     string `json:"iss"`
-	Subject    string `json:"sub"`
-	Kubernetes struct {
-		Node struct {
-			Name string `json:"name"`
-			UID  string `json:"uid"`
-		} `json:"node"`
-	} `json:"kubernetes.io"`
-}
-
-// tokenClaims reads the payload of a JWT without checking it: the server does that.
-func tokenClaims(config *rest.Config) (c claims, token string, ok bool) {
-	token = config.BearerToken
-	if config.BearerTokenFile != "" { // wins over the inline token, as in client-go
-		data, err := files.Read(config.BearerTokenFile, maxKubeconfig)
-		if err != nil {
-			return claims{}, "", false
-		}
-		token = string(bytes.TrimSpace(data))
-	}
-	parts := strings.Split(token, ".")
-	if len(parts) != 3 {
-		return claims{}, token, false
-	}
-	payload, err := base64.RawURLEncoding.DecodeString(parts[1])
-	if err != nil || json.Unmarshal(payload, &c) != nil || c.Subject == "" {
-		return claims{}, token, false
-	}
-	return c, token, true
-}
-
-func isServiceAccount(config *rest.Config) bool {
-	c, _, ok := tokenClaims(config)
-	return ok && strings.HasPrefix(c.Subject, serviceAccountUser)
-}
-
 // identity describes whose credential it is, for hashing only.
-func identity(config *rest.Config) string {
+func identity(config *rest.Config, bearer *bearer) string {
 	ca := sha256.Sum256(config.CAData)
 	parts := []string{config.Host, config.CAFile, string(ca[:]), config.Username}
 	if cert := clientCertificate(config); cert != nil {
 		parts = append(parts, cert.Subject.String(), cert.Issuer.String())
 	}
-	if c, token, ok := tokenClaims(config); ok {
-		parts = append(parts, c.Issuer, c.Subject, c.Kubernetes.Node.Name, c.Kubernetes.Node.UID)
-	} else {
-		parts = append(parts, token)
+	if bearer != nil {
+		token, _ := bearer.token()
+		if token.Subject != "" {
+			parts = append(parts, token.Issuer, token.Subject, token.Kubernetes.Node.Name, token.Kubernetes.Node.UID)
+		} else {
+			parts = append(parts, token.text)
+		}
 	}
 	return strings.Join(parts, "\x00")
 }

@@ -8,14 +8,17 @@
 package kube
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -28,7 +31,10 @@ import (
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"k8s.io/client-go/util/flowcontrol"
+
+	"github.com/kured-agent/kured-agent/internal/files"
 )
 
 const (
@@ -42,13 +48,13 @@ const (
 
 	maxKubeconfig = 1 << 20
 	maxText       = 300 // of what others say, in an error
-	// A list of 250 pods is about 2 MB; the bound keeps a broken or hostile server from filling the memory.
-	maxResponse = 32 << 20
 )
 
 // Options say how to connect.
 type Options struct {
 	Kubeconfig string        // path
+	State      string        // directory of the renewed token; empty: none is looked for or kept
+	RenewAfter time.Duration // age at which a token is renewed; zero: half of its lifetime
 	UserAgent  string        // "kured-agent/<version>"
 	Namespace  string        // of the slots; empty: DefaultNamespace
 	Timeout    time.Duration // of one request; zero: 15 s
@@ -60,21 +66,29 @@ type Options struct {
 type Client struct {
 	core, coordination, policy rest.Interface
 
-	namespace string
-	identity  string // of the credential, for Fingerprint
-	renews    bool   // the credential is a ServiceAccount token, which the agent has to be able to renew
-	transport http.RoundTripper
-	requests  atomic.Int64
-	logger    *slog.Logger
+	namespace  string
+	config     *rest.Config // of the kubeconfig, without the token
+	bearer     *bearer      // nil: the credential is not a token
+	renewAfter time.Duration
+	clock      clock // the API server's
+	transport  http.RoundTripper
+	requests   atomic.Int64
+	logger     *slog.Logger
 }
 
 // Connect loads the kubeconfig and builds the client. It sends nothing. What it refuses comes as a *RefusedError.
 func Connect(o Options) (*Client, error) {
-	config, err := load(o.Kubeconfig)
+	owners := files.Owners(cmp.Or(o.State, filepath.Dir(o.Kubeconfig)))
+	config, err := load(o.Kubeconfig, owners)
 	if err != nil {
 		return nil, err
 	}
-	c := &Client{namespace: o.Namespace, identity: identity(config), renews: isServiceAccount(config), logger: o.Logger}
+	c := &Client{namespace: o.Namespace, renewAfter: o.RenewAfter, logger: o.Logger}
+	if c.bearer, err = newBearer(o, config, owners, &c.clock); err != nil {
+		return nil, err
+	}
+	config.BearerToken, config.BearerTokenFile = "", "" // line shows the newest one
+	c.config = rest.CopyConfig(config)
 	if c.namespace == "" {
 		c.namespace = DefaultNamespace
 	}
@@ -97,7 +111,11 @@ func Connect(o Options) (*Client, error) {
 	}
 	config.RateLimiter = flowcontrol.NewTokenBucketRateLimiter(qps, int(2*qps)) // one for all three clients
 	config.WarningHandler = rest.NoWarnings{}
-	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return &counter{next: next, requests: &c.requests} })
+	server, _, err := rest.DefaultServerUrlFor(config)
+	if err != nil {
+		return nil, fmt.Errorf("using kubeconfig %q: %w", o.Kubeconfig, err)
+	}
+	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return &line{next: next, host: server.Host, client: c} })
 
 	codecs, err := newCodecs()
 	if err != nil {
@@ -158,33 +176,19 @@ func (c *Client) Requests() int64 { return c.requests.Load() }
 
 // Fingerprint identifies the credential and the Node name together. It stays the same when a token is renewed and
 // changes when the credential belongs to somebody else, another server is meant, or the Node was created anew.
-func (c *Client) Fingerprint(nodeName string) string { return fingerprint(c.identity, nodeName) }
+func (c *Client) Fingerprint(nodeName string) string {
+	return fingerprint(identity(c.config, c.bearer), nodeName)
+}
 
-// load reads the kubeconfig and collects every reason to refuse it.
-func load(path string) (*rest.Config, error) {
+// load reads the kubeconfig and collects every reason to refuse it. owners may own it.
+func load(path string, owners []int) (*rest.Config, error) {
 	refused := &RefusedError{Path: path}
-	info, err := os.Stat(path)
-	switch {
-	case errors.Is(err, os.ErrNotExist):
-		refused.add("it does not exist")
-		refused.Way = wayEnrol
-		return nil, refused
-	case err != nil:
-		return nil, fmt.Errorf("reading kubeconfig %q: %w", path, err)
-	case !info.Mode().IsRegular():
-		refused.add("it is not a regular file")
-		return nil, refused
-	case info.Size() > maxKubeconfig:
-		refused.add("it is larger than 1 MiB")
-		return nil, refused
-	}
-	refused.add(exposed(path, info))
-
-	file, err := clientcmd.LoadFromFile(path)
+	data, err := open(path, owners, refused)
 	if err != nil {
-		return nil, fmt.Errorf("reading kubeconfig %q: %w", path, err)
+		return nil, err
 	}
-	if err := clientcmd.ResolveLocalPaths(file); err != nil {
+	file, err := parse(path, data)
+	if err != nil {
 		return nil, fmt.Errorf("reading kubeconfig %q: %w", path, err)
 	}
 	user := ""
@@ -193,7 +197,7 @@ func load(path string) (*rest.Config, error) {
 	}
 	if info := file.AuthInfos[user]; info != nil {
 		for _, secret := range []string{info.TokenFile, info.ClientKey} {
-			refused.add(exposedSecret(secret))
+			refused.add(exposedSecret(secret, owners))
 		}
 	}
 	config, err := clientcmd.NewNonInteractiveClientConfig(*file, file.CurrentContext, &clientcmd.ConfigOverrides{}, nil).
@@ -217,41 +221,50 @@ func load(path string) (*rest.Config, error) {
 	return config, nil
 }
 
-// counter counts the requests and bounds the answers.
-type counter struct {
-	next     http.RoundTripper
-	requests *atomic.Int64
+// open reads the file that it has looked at, and adds to refused what others can do with it.
+func open(path string, owners []int, refused *RefusedError) ([]byte, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a fifo must not hold up the start
+	if errors.Is(err, os.ErrNotExist) {
+		refused.add("it does not exist")
+		refused.Way = wayEnrol
+		return nil, refused
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading kubeconfig %q: %w", path, err)
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("reading kubeconfig %q: %w", path, err)
+	case !info.Mode().IsRegular():
+		refused.add("it is not a regular file")
+		return nil, refused
+	case info.Size() > maxKubeconfig:
+		refused.add("it is larger than 1 MiB")
+		return nil, refused
+	}
+	refused.add(exposed(path, info, owners))
+	data, err := io.ReadAll(io.LimitReader(f, maxKubeconfig))
+	if err != nil {
+		return nil, fmt.Errorf("reading kubeconfig %q: %w", path, err)
+	}
+	return data, nil
 }
 
-func (c *counter) RoundTrip(request *http.Request) (*http.Response, error) {
-	c.requests.Add(1)
-	response, err := c.next.RoundTrip(request)
-	if err == nil {
-		response.Body = &bounded{ReadCloser: response.Body, left: maxResponse}
+// parse reads a kubeconfig whose relative paths are meant from its own directory.
+func parse(path string, data []byte) (*clientcmdapi.Config, error) {
+	file, err := clientcmd.Load(data)
+	if err != nil {
+		return nil, err
 	}
-	return response, err
-}
-
-// WrappedRoundTripper lets CloseIdle find the transport below.
-func (c *counter) WrappedRoundTripper() http.RoundTripper { return c.next }
-
-var errTooLarge = fmt.Errorf("the answer of the API server is larger than %d MiB", maxResponse>>20)
-
-type bounded struct {
-	io.ReadCloser
-	left int
-}
-
-func (b *bounded) Read(p []byte) (int, error) {
-	if b.left <= 0 {
-		return 0, errTooLarge
+	for _, cluster := range file.Clusters {
+		cluster.LocationOfOrigin = path
 	}
-	if len(p) > b.left {
-		p = p[:b.left]
+	for _, user := range file.AuthInfos {
+		user.LocationOfOrigin = path
 	}
-	n, err := b.ReadCloser.Read(p)
-	b.left -= n
-	return n, err
+	return file, clientcmd.ResolveLocalPaths(file)
 }
 
 // RefusedError says why a kubeconfig is not used.

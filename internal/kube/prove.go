@@ -66,11 +66,20 @@ func (c *Client) rights() []right {
 	for _, verb := range []string{"get", "list", "create", "delete"} {
 		rights = append(rights, right{Group: "coordination.k8s.io", Resource: "leases", Verb: verb, Lock: true})
 	}
-	if c.renews {
+	if c.renews() {
 		rights = append(rights,
 			right{Resource: "serviceaccounts", Subresource: "token", Name: "agent", Verb: "create", Lock: true})
 	}
 	return rights
+}
+
+// renews says whether the credential is a token that the agent has to be able to renew.
+func (c *Client) renews() bool {
+	if c.bearer == nil {
+		return false
+	}
+	t, _ := c.bearer.token()
+	return c.notRenewed(t) == ""
 }
 
 // Prove asks the API server whether the Node exists, is this machine (machineID is /etc/machine-id) and may be handled
@@ -126,8 +135,8 @@ func (c *Client) nodeInfo(ctx context.Context, name string) (info *nodeInfo, pro
 		return nil, fmt.Sprintf("Node %q does not exist: set [node] name to this machine's name in "+
 			"\"kubectl get nodes\"", name), nil
 	case apierrors.IsUnauthorized(err):
-		return nil, fmt.Sprintf("credential not accepted (expired, or Node %q was deleted and created anew): %s",
-			name, wayEnrol), nil
+		status, _ := api.Refusal(err)
+		return nil, text.Line(status.Message, maxRefusal), nil // of rejection
 	case apierrors.IsForbidden(err):
 		return nil, "", nil // the rights below say it better
 	case err != nil:

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/kured-agent/kured-agent/internal/kube"
@@ -206,4 +207,25 @@ func TestWithoutAccessReviewsTheRightsAreTakenForGranted(t *testing.T) {
 	if err := client.Prove(t.Context(), "n1", machine); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// FuzzProof: a server that answers nonsense proves nothing.
+func FuzzProof(f *testing.F) {
+	f.Add(200, []byte(nodeBody(machine, "")))
+	f.Add(201, []byte(`{"status":{"resourceRules":[{"verbs":["*"],"apiGroups":["*"],"resources":["*"]}]}}`))
+	f.Add(401, []byte(`{"kind":"Status","apiVersion":"v1","message":"Unauthorized","code":401}`))
+	f.Add(200, []byte(`{"metadata":null,"status":{"resourceRules":[null],"nodeInfo":[]}}`))
+	var code atomic.Int64
+	var body atomic.Value
+	client, _ := kubetest.Server(f, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		kubetest.JSON(w, int(code.Load()), body.Load())
+	}))
+	f.Fuzz(func(t *testing.T, status int, answer []byte) {
+		code.Store(int64(200 + uint(status)%400))
+		body.Store(answer)
+		// One body cannot be the Node and the rights to it.
+		if err := client.Prove(t.Context(), "n1", "another"); err == nil {
+			t.Errorf("%d %q proves this machine", code.Load(), answer)
+		}
+	})
 }

@@ -158,6 +158,11 @@ func (c *Cluster) AgentKubeconfig(node string) string {
 	return path
 }
 
+// AgentKubeconfigWith is the text of such a kubeconfig with this token.
+func (c *Cluster) AgentKubeconfigWith(token string) []byte {
+	return kubeconfigText(c.URL(), c.ca.pem, "    token: "+token)
+}
+
 // AgentKubeconfigFor is the text of such a kubeconfig with another server URL, for a machine behind ListenIn.
 func (c *Cluster) AgentKubeconfigFor(node, server string) []byte {
 	c.t.Helper()

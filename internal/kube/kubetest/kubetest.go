@@ -42,19 +42,25 @@ func Connect(t testing.TB, kubeconfig string) *kube.Client {
 // Kubeconfig writes a kubeconfig for the server and returns its path.
 func Kubeconfig(t testing.TB, server *httptest.Server) string {
 	t.Helper()
+	path := filepath.Join(t.TempDir(), "kubeconfig")
+	WriteKubeconfig(t, path, server, "{token: test}")
+	return path
+}
+
+// WriteKubeconfig writes a kubeconfig for the server with this user block.
+func WriteKubeconfig(t testing.TB, path string, server *httptest.Server, user string) {
+	t.Helper()
 	ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})
 	content := fmt.Sprintf(`apiVersion: v1
 kind: Config
 current-context: test
 clusters: [{name: test, cluster: {server: %q, certificate-authority-data: %s}}]
-users: [{name: agent, user: {token: test}}]
+users: [{name: agent, user: %s}]
 contexts: [{name: test, context: {cluster: test, user: agent}}]
-`, server.URL, base64.StdEncoding.EncodeToString(ca))
-	path := filepath.Join(t.TempDir(), "kubeconfig")
+`, server.URL, base64.StdEncoding.EncodeToString(ca), user)
 	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	return path
 }
 
 // Status answers a request the way the API server answers an error.
