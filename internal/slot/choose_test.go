@@ -4,14 +4,18 @@ package slot
 
 import (
 	"fmt"
+	"net/http"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kured-agent/kured-agent/internal/kube/kubetest"
 )
 
 func typesUID(n int) types.UID { return types.UID(fmt.Sprintf("uid-%d", n)) }
@@ -104,4 +108,28 @@ func TestWithoutASlotAcquireSaysWhatToDo(t *testing.T) {
 			}
 		})
 	}
+}
+
+// FuzzPools: whatever the ConfigMap says, a pool has a bounded number of slots or a reason why it has none.
+func FuzzPools(f *testing.F) {
+	f.Add([]byte(`{"kind":"ConfigMap","apiVersion":"v1","data":{"default":"2","paused":"x"}}`), "default")
+	f.Add([]byte(`{"kind":"ConfigMap","apiVersion":"v1","data":{"default":"-1"}}`), "default")
+	f.Add([]byte(`{"data":null}`), "")
+	f.Add([]byte(`{"kind":"ConfigMap","apiVersion":"v1","data":{"default":2}}`), "default")
+	f.Add([]byte(`{"kind":"ConfigMap","apiVersion":"v1","data":[]}`), "default")
+	var body atomic.Value
+	client, _ := kubetest.Server(f, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		kubetest.JSON(w, http.StatusOK, body.Load())
+	}))
+	c := New(client.Core(), client.Coordination(), Options{Namespace: "kured-agent", Node: "n1"})
+	f.Fuzz(func(t *testing.T, raw []byte, pool string) {
+		body.Store(raw)
+		pools, _, err := c.pools(t.Context())
+		if err != nil {
+			return
+		}
+		if n, why := slots(pools, pool); n < 0 || n > maxSlots || (n == 0) != (why != "") {
+			t.Errorf("%d slots, %q", n, why)
+		}
+	})
 }
