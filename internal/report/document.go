@@ -40,9 +40,22 @@ type document struct {
 	Unhealthy     string            `json:"unhealthy,omitempty"`
 	NotHelped     bool              `json:"notHelped,omitempty"`
 	BootUnitWorks bool              `json:"bootUnitWorks,omitempty"`
+	Credential    *credential       `json:"credential,omitempty"`
 	Dropped       uint64            `json:"droppedSignals"`
 	Requests      int64             `json:"apiRequests"`
 	NodeWrites    int64             `json:"nodeWrites"`
+	Renewals      uint64            `json:"renewals,omitempty"`
+	NotRenewed    uint64            `json:"renewalFailures,omitempty"`
+}
+
+type credential struct {
+	Kind    string    `json:"kind"`
+	Issued  time.Time `json:"issued,omitzero"`
+	Expires time.Time `json:"expires,omitzero"`
+	Due     time.Time `json:"renewalDue,omitzero"`
+	Renewed bool      `json:"renewed,omitempty"`
+	Note    string    `json:"note,omitempty"`
+	Trouble string    `json:"trouble,omitempty"`
 }
 
 type blockerDocument struct {
@@ -89,7 +102,9 @@ func (u Update) MarshalJSON() ([]byte, error) {
 		Window:       windowDocument(u.Window),
 		BlockedSince: u.blockedSince(), Scheduled: u.Scheduled, Beside: u.Beside,
 		Failure: u.Failure, Unhealthy: u.Unhealthy, NotHelped: u.NotHelped, BootUnitWorks: u.BootUnitWorks,
-		Dropped: u.Dropped, Requests: u.Requests, NodeWrites: u.NodeWrites,
+		Credential: (*credential)(u.Credential),
+		Dropped:    u.Dropped, Requests: u.Requests, NodeWrites: u.NodeWrites,
+		Renewals: u.Renewals, NotRenewed: u.RenewalFailures,
 	}
 	d.Blocked = u.blockedBy()
 	for _, b := range u.Blocked {
@@ -119,7 +134,9 @@ func (u *Update) UnmarshalJSON(data []byte) error {
 		Window:    plan.Window(d.Window),
 		Scheduled: d.Scheduled, Beside: d.Beside,
 		Failure: d.Failure, Unhealthy: d.Unhealthy, NotHelped: d.NotHelped, BootUnitWorks: d.BootUnitWorks,
-		Dropped: d.Dropped, Requests: d.Requests, NodeWrites: d.NodeWrites,
+		Credential: (*Credential)(d.Credential),
+		Dropped:    d.Dropped, Requests: d.Requests, NodeWrites: d.NodeWrites,
+		Renewals: d.Renewals, RenewalFailures: d.NotRenewed,
 	}
 	for _, b := range d.Blockers {
 		u.Blocked = append(u.Blocked, Blocker(b))

@@ -32,6 +32,8 @@ var eventReasons = map[string]string{
 	GaveUp:    "RebootGivenUp",
 	Unhealthy: "RebootUnhealthy",
 	NotHelped: "RebootNotHelped",
+
+	BadCredential: "CredentialTrouble",
 }
 
 // Events posts trouble as Kubernetes Events.
@@ -76,7 +78,8 @@ func (p *eventPoster) PostEvent(ctx context.Context, node, uid, reason, message,
 	switch {
 	case err == nil || apierrors.IsAlreadyExists(err):
 		return nil
-	case apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.IsBadRequest(err):
+	case apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.IsBadRequest(err),
+		apierrors.IsUnauthorized(err):
 		return fmt.Errorf("posting event %q: %w: %w", event.Name, errPermanent, err)
 	}
 	return fmt.Errorf("posting event %q: %w", event.Name, err)

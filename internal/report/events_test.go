@@ -50,6 +50,7 @@ func TestOnlyTroubleBecomesAKubernetesEvent(t *testing.T) {
 			func(u *Update) { u.LastReboot = &plan.LastReboot{Moment: plan.Moment{At: night}} },
 			func(u *Update) { u.Unhealthy = "the kubelet is not Ready" },
 			func(u *Update) { u.NotHelped = true },
+			func(u *Update) { u.Credential = &Credential{Trouble: "refused"} },
 			func(u *Update) { u.NodeUID, u.NotHelped = "", false },
 			func(u *Update) { u.NotHelped = true }, // there is no Node to tell it about
 		} {
@@ -68,6 +69,7 @@ func TestOnlyTroubleBecomesAKubernetesEvent(t *testing.T) {
 			"node-1|uid-1|RebootGivenUp|gave up (failure 1): logind refused|Warning",
 			"node-1|uid-1|RebootUnhealthy|not healthy after the boot: the kubelet is not Ready|Warning",
 			"node-1|uid-1|RebootNotHelped|the reboot did not help: libc6|Warning",
+			"node-1|uid-1|CredentialTrouble|the agent's credential: refused|Warning",
 		}
 		if diff := cmp.Diff(want, to.all); diff != "" {
 			t.Error(diff)

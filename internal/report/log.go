@@ -10,7 +10,7 @@ import (
 	"github.com/kured-agent/kured-agent/internal/plan"
 )
 
-// Log writes one line per change of the phase, of what blocks it and of a source's health. Other news is for debugging.
+// Log writes one line per change of the phase, of what blocks it, of a source's health and of the credential's. Other news is for debugging.
 type Log struct{ logger *slog.Logger }
 
 // NewLog logs to logger.
@@ -29,6 +29,12 @@ func (l *Log) Take(before, after Update) {
 			"phase", after.Phase, "why", after.Why, "reboot", after.Level.String())
 	}
 	l.sources(before, after)
+	switch is, was := after.credentialTrouble(), before.credentialTrouble(); {
+	case is != "" && is != was:
+		l.logger.Warn("credential", "trouble", is)
+	case is == "" && was != "":
+		l.logger.Info("credential is fine again")
+	}
 }
 
 func (l *Log) Run(context.Context) {}

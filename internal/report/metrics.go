@@ -271,6 +271,15 @@ func writeState(w *bytes.Buffer, u Update, now time.Time) {
 	}
 	gauge("unhealthy", "1 if the node is not healthy and the boot deadline has passed.", truth(u.Unhealthy != ""))
 	gauge("source_up", "1 if the source can be read.", sourcesUp(u.Sources)...)
+	if c := u.Credential; c != nil {
+		if !c.Expires.IsZero() {
+			gauge("credential_expires_timestamp_seconds", "When the credential expires, by the API server's clock.",
+				sample{value: float64(c.Expires.Unix())})
+		}
+		gauge("credential_trouble", "1 if the credential is expired, not renewed in time or not safe.", truth(c.Trouble != ""))
+	}
+	counter("renewals_total", "Renewals of the credential.", float64(u.Renewals))
+	counter("renewal_failures_total", "Tries to renew the credential that failed.", float64(u.RenewalFailures))
 	counter("dropped_signals_total", "D-Bus signals whose sender did not own the name.", float64(u.Dropped))
 	counter("api_requests_total", "Requests to the API server.", float64(u.Requests))
 	counter("node_writes_total", "Patches of the Node.", float64(u.NodeWrites))

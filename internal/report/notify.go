@@ -27,6 +27,7 @@ const (
 	GaveUp         = "gave-up"
 	Unhealthy      = "unhealthy"  // past the boot deadline
 	NotHelped      = "not-helped" // the reasons are still there after the reboot
+	BadCredential  = "credential" // expired, not renewed in time, or not safe
 )
 
 // Event is one thing that happened.
@@ -68,6 +69,9 @@ func (s *story) next(before, after Update, now time.Time) []Event {
 	}
 	if after.NotHelped && !before.NotHelped {
 		tell(NotHelped, "the reboot did not help: "+plan.Summary(after.Reasons))
+	}
+	if trouble := after.credentialTrouble(); trouble != "" && trouble != before.credentialTrouble() {
+		tell(BadCredential, "the agent's credential: "+trouble)
 	}
 	return all
 }

@@ -41,6 +41,11 @@ func TestEventsAreToldOnce(t *testing.T) {
 		return u
 	}
 	sick := func(u Update) Update { u.Unhealthy = "kubelet"; return u }
+	expired := func(why string) Update {
+		u := waiting
+		u.Credential = &Credential{Trouble: why}
+		return u
+	}
 	useless := func(u Update) Update { u.NotHelped = true; return u }
 	boot := func(u Update) Update { u.BootUnitWorks = true; return u }
 
@@ -115,6 +120,10 @@ func TestEventsAreToldOnce(t *testing.T) {
 		"the reboot did not help": {
 			[]Update{useless(waiting), useless(waiting)},
 			[]string{NotHelped},
+		},
+		"the credential is in trouble, another one, and fine again": {
+			[]Update{waiting, expired("a"), expired("a"), expired("b"), waiting},
+			[]string{BadCredential, BadCredential},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

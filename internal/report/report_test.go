@@ -55,7 +55,12 @@ func full() Update {
 		Failure: &plan.Failure{Moment: plan.Moment{At: night.Add(-90 * time.Minute)}, Count: 2,
 			Why: "draining took longer than timeout = 20m0s"},
 		Unhealthy: "the kubelet is not Ready", NotHelped: true, BootUnitWorks: true,
-		Dropped: 3, Requests: 11, NodeWrites: 2,
+		Credential: &Credential{
+			Kind: "token", Issued: night.Add(-20 * 24 * time.Hour), Expires: night.Add(10 * 24 * time.Hour),
+			Due: night.Add(-5 * 24 * time.Hour), Renewed: true, Note: "a note",
+			Trouble: "renewing the credential: refused by an admission policy",
+		},
+		Dropped: 3, Requests: 11, NodeWrites: 2, Renewals: 4, RenewalFailures: 5,
 	}
 }
 
@@ -77,7 +82,7 @@ func TestOnlyChangesReachTheSinks(t *testing.T) {
 
 	u := full()
 	r.Update(u)
-	u.Requests, u.Dropped, u.NodeWrites = 99, 98, 97
+	u.Requests, u.Dropped, u.NodeWrites, u.Renewals, u.RenewalFailures = 99, 98, 97, 96, 95
 	u.Since = u.Since.UTC() // the same instant
 	u.Until = u.Until.Add(7 * time.Millisecond)
 	u.Reasons = append([]plan.Reason(nil), u.Reasons...)
@@ -88,7 +93,8 @@ func TestOnlyChangesReachTheSinks(t *testing.T) {
 	if len(seen.after) != 2 || seen.before[0].Phase != "" || seen.after[1].Why != "1 pod left" {
 		t.Errorf("sinks saw %+v", seen)
 	}
-	if got := r.Latest(); got.Requests != 99 || got.Dropped != 98 || got.NodeWrites != 97 {
+	if got := r.Latest(); got.Requests != 99 || got.Dropped != 98 || got.NodeWrites != 97 || got.Renewals != 96 ||
+		got.RenewalFailures != 95 {
 		t.Errorf("counters of the newest update: %+v", got)
 	}
 }
@@ -190,7 +196,7 @@ func TestAnUpdateNeverWaitsForASink(t *testing.T) {
 	})
 }
 
-func TestTheJournalGetsOneLinePerPhaseAndPerBrokenSource(t *testing.T) {
+func TestTheJournalGetsOneLinePerPhasePerBrokenSourceAndPerTroubleOfTheCredential(t *testing.T) {
 	t.Parallel()
 	var b bytes.Buffer
 	r := New("node-1", "1")
@@ -202,6 +208,8 @@ func TestTheJournalGetsOneLinePerPhaseAndPerBrokenSource(t *testing.T) {
 		func() { u.Sources = []SourceStatus{{Name: "vendor", Level: plan.Unknown, Err: "hung up"}} },
 		func() { u.Why = "3 pods left" },
 		func() { u.Sources[0].Err = "" },
+		func() { u.Credential = &Credential{Kind: "token", Trouble: "the token expired"} },
+		func() { u.Credential = &Credential{Kind: "token"} },
 		func() { u.Phase, u.Why = "GivingUp", "slot was taken away" },
 	} {
 		change()
@@ -210,6 +218,8 @@ func TestTheJournalGetsOneLinePerPhaseAndPerBrokenSource(t *testing.T) {
 	want := `level=INFO msg=phase phase=Draining why="5 pods left" reboot=required
 level=WARN msg="source can't be read" source=vendor level=unknown err="hung up"
 level=INFO msg="source can be read again" source=vendor level=unknown
+level=WARN msg=credential trouble="the token expired"
+level=INFO msg="credential is fine again"
 level=WARN msg=phase phase=GivingUp why="slot was taken away" reboot=required
 `
 	if diff := cmp.Diff(want, b.String()); diff != "" {

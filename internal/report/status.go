@@ -41,6 +41,7 @@ func Text(u Update, now time.Time) string {
 		s.row("Window", s.windowText(u.Window))
 	}
 	s.row("API server", apiText(u.API))
+	s.rows("Credential", s.credentialLines(u.Credential))
 	s.gap()
 	s.row("Last reboot", s.lastText(u.LastReboot))
 	s.row("Last failure", s.failureText(u.Failure))
@@ -128,6 +129,9 @@ func headline(u Update) string {
 	}
 	if u.API == APIAway {
 		about += " (the API server does not answer)"
+	}
+	if u.credentialTrouble() != "" {
+		about += " (the credential needs care)"
 	}
 	return nodeName(u.Node) + ": " + about
 }
@@ -266,6 +270,32 @@ func (s *sheet) slotText(u Update) string {
 		return "none; " + u.SlotHolders
 	}
 	return "none"
+}
+
+func (s *sheet) credentialLines(c *Credential) []string {
+	if c == nil {
+		return nil
+	}
+	line := c.Kind
+	switch {
+	case c.Expires.IsZero():
+		line += ", does not say when it expires"
+	case c.Expires.After(s.now):
+		line += ", expires " + s.moment(c.Expires)
+	default:
+		line += ", EXPIRED " + s.moment(c.Expires)
+	}
+	lines := []string{line}
+	if c.Renewed {
+		lines = append(lines, "renewed "+s.moment(c.Issued))
+	}
+	if c.Note != "" {
+		lines = append(lines, "not renewed by the agent: "+c.Note)
+	}
+	if c.Trouble != "" {
+		lines = append(lines, "TROUBLE: "+c.Trouble)
+	}
+	return lines
 }
 
 func (s *sheet) windowText(w plan.Window) string {

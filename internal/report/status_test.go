@@ -38,6 +38,7 @@ func golden(t *testing.T, name, got string) {
 func draining() Update {
 	u := full()
 	u.Unhealthy, u.NotHelped, u.BootUnitWorks, u.Blocked = "", false, false, nil
+	u.Credential.Note, u.Credential.Trouble = "", ""
 	return u
 }
 
@@ -99,6 +100,19 @@ func TestStatusIsReadable(t *testing.T) {
 			Tainted: true, Window: open,
 			Reasons:    []plan.Reason{{Source: "file:/run/reboot-required", ID: "linux-base", Kind: plan.KindFull}},
 			LastReboot: &plan.LastReboot{Moment: plan.Moment{At: night.Add(-time.Hour)}, Reasons: []plan.Reason{{ID: "linux-base"}}},
+		},
+		"credential": {
+			Node: "node-1", Version: "1.0.0", Phase: "Idle", Why: "no reboot is required", Since: night.Add(-50 * time.Hour),
+			API: APIUnneeded, Window: open,
+			Credential: &Credential{Kind: "token", Expires: night.Add(-time.Hour), Trouble: "the token expired on 2026-03-03 " +
+				"02:00:00 +0100: enrol this node again: kubectl kured enroll node-1 | ssh node-1 sudo kured-agent enroll " +
+				"--kubeconfig -"},
+		},
+		"certificate": {
+			Node: "node-1", Version: "1.0.0", Phase: "Idle", Why: "no reboot is required", Since: night.Add(-50 * time.Hour),
+			API: APIUnneeded, Window: open,
+			Credential: &Credential{Kind: "client certificate", Expires: night.Add(200 * 24 * time.Hour),
+				Note: "client certificates are renewed by who issues them"},
 		},
 		"starting": New("node-1", "1.0.0").Latest(),
 	} {

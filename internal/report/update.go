@@ -50,9 +50,25 @@ type Update struct {
 	NotHelped     bool   // the same reasons are still there after the reboot
 	BootUnitWorks bool   // kured-agent-boot.service does the return: that process tells about it
 
+	Credential *Credential // nil: not known
+
 	Dropped    uint64 // D-Bus signals whose sender was not the owner of the name
 	Requests   int64  // to the API server
 	NodeWrites int64
+	Renewals   uint64 // of the credential
+	// RenewalFailures counts the tries that failed.
+	RenewalFailures uint64
+}
+
+// Credential is what is known of what the agent shows the API server.
+type Credential struct {
+	Kind    string    // e.g. "token"
+	Issued  time.Time // by the API server's clock, as all of these
+	Expires time.Time // zero: never, or not known
+	Due     time.Time // of the renewal; zero: not by the agent
+	Renewed bool      // the agent got it itself, when it was issued
+	Note    string    // why the agent does not renew it
+	Trouble string    // with what repairs it; empty: none
 }
 
 // Blocker is one thing that holds the node back.
@@ -121,6 +137,12 @@ func (u Update) bounded() Update {
 	u.Scheduled = text.Line(u.Scheduled, maxText)
 	u.Beside = cleanTexts(u.Beside)
 	u.Unhealthy = text.Line(u.Unhealthy, maxText)
+	if c := u.Credential; c != nil {
+		u.Credential = &Credential{
+			Kind: text.Line(c.Kind, 32), Issued: instant(c.Issued), Expires: instant(c.Expires), Due: instant(c.Due),
+			Renewed: c.Renewed, Note: text.Line(c.Note, maxText), Trouble: text.Line(c.Trouble, maxWhy),
+		}
+	}
 	if l := u.LastReboot; l != nil {
 		u.LastReboot = &plan.LastReboot{Moment: plan.Moment{At: instant(l.At)}, Reasons: cleanReasons(l.Reasons)}
 	}
@@ -133,6 +155,7 @@ func (u Update) bounded() Update {
 // sameAs says whether u tells people nothing that v does not. Counters alone are no news.
 func (u Update) sameAs(v Update) bool {
 	u.Dropped, u.Requests, u.NodeWrites = v.Dropped, v.Requests, v.NodeWrites
+	u.Renewals, u.RenewalFailures = v.Renewals, v.RenewalFailures
 	return reflect.DeepEqual(u, v)
 }
 
@@ -146,6 +169,14 @@ func (u *Update) steady(before Update) {
 	}
 	keep(&u.Until, before.Until)
 	keep(&u.SlotSince, before.SlotSince)
+}
+
+// credentialTrouble is empty when none is known.
+func (u Update) credentialTrouble() string {
+	if u.Credential == nil {
+		return ""
+	}
+	return u.Credential.Trouble
 }
 
 // broken lists the sources that can't be read.
