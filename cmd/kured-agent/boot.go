@@ -20,8 +20,8 @@ func bootCommand(o *options) *cobra.Command {
 		Short: "Give the node back after a boot (what kured-agent-boot.service starts)",
 		Long: `Waits until this boot is healthy (the kubelet reports this boot id as Ready, the network is available,
 systemd's boot-complete.target is reached, configured pods are Ready), then removes taint, cordon and marker with one
-patch and gives the slot back. It does nothing, and asks nobody, when nothing of an earlier boot is outstanding. An API
-server that does not answer is waited for.`,
+patch and gives the slot back. Before that it renews the token if that is due. It does nothing, and asks nobody, when
+nothing of an earlier boot is outstanding. An API server that does not answer is waited for.`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			return misfit(o.returnNode(c.Context(), slog.New(report.NewHandler(level(o.debug)))))
 		},
@@ -62,6 +62,7 @@ func (o *options) returnNode(ctx context.Context, logger *slog.Logger) error {
 	defer stop()
 	background.Go(func() { p.reporter.Run(running) })
 	p.start(running, logger)
+	p.renewal.look(running) // the machine may have been off for long
 	return p.agent.ReturnNode(running)
 }
 

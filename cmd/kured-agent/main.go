@@ -119,6 +119,8 @@ type options struct {
 	state  string
 	run    string
 	booted time.Duration // uptime at which the boot began that a test plays; zero on a real machine
+
+	renewAfter time.Duration // age at which a token is renewed; zero but in tests
 }
 
 func newRoot() *cobra.Command {
@@ -149,7 +151,8 @@ Stop it, undoing all:     systemctl disable --now kured-agent`,
 	flags.StringVar(&o.state, "state-dir", "/var/lib/kured-agent", "state directory, below the root")
 	flags.StringVar(&o.run, "run-dir", "/run/kured-agent", "runtime directory, below the root")
 	flags.DurationVar(&o.booted, "booted", 0, "uptime at which the boot began")
-	for _, hidden := range []string{"root", "state-dir", "run-dir", "booted"} {
+	flags.DurationVar(&o.renewAfter, "renew-after", 0, "age at which the token is renewed")
+	for _, hidden := range []string{"root", "state-dir", "run-dir", "booted", "renew-after"} {
 		_ = flags.MarkHidden(hidden)
 	}
 	root.AddCommand(runCommand(o), bootCommand(o), shutdownCommand(o), statusCommand(), planCommand(o), checkCommand(o), requestCommand(),

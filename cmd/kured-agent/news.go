@@ -30,6 +30,11 @@ func (n *news) report(o plan.Observed, step plan.Step) {
 		LastReboot: o.Record.Last, Failure: o.Record.Failure, BootUnitWorks: o.BootUnitWorks,
 	}
 	n.p.count(&u)
+	c, told := n.p.renewal.status()
+	u.Credential = told
+	if u.NodeUID == "" { // an idle agent has not read the Node; an Event about the credential names it all the same
+		u.NodeUID = c.NodeUID
+	}
 	if step.Wake > o.Uptime {
 		u.Until = o.Now.Add(step.Wake - o.Uptime)
 	}
@@ -54,6 +59,7 @@ func (n *news) report(o plan.Observed, step plan.Step) {
 // count fills in what is counted as it happens, between two decisions too.
 func (p *parts) count(u *report.Update) {
 	u.Dropped, u.Requests, u.NodeWrites = p.bus.Dropped(), p.kube.Requests(), p.node.Writes()
+	u.Renewals, u.RenewalFailures = p.renewal.counts()
 }
 
 // latest is the newest update with the counters of this moment.

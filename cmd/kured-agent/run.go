@@ -84,6 +84,7 @@ func (o *options) serve(
 	background.Go(func() { p.reporter.Run(lasting) })
 	p.start(lasting, logger)
 	p.watchdog()
+	background.Go(func() { p.renewal.run(inner) })
 	if err := report.Ready(); err != nil {
 		logger.Warn("telling systemd", "err", err)
 	}

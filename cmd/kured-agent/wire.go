@@ -42,6 +42,7 @@ type parts struct {
 	name     string // of the Node
 	bus      *bus.Bus
 	kube     *kube.Client
+	renewal  *renewal
 	node     *node.Client
 	sources  *signal.Set // nil in processes that decide nothing about the need
 	reporter *report.Reporter
@@ -80,11 +81,13 @@ func (o *options) wire(cfg *config.Config, w wiring, now boot, logger *slog.Logg
 		return nil, fmt.Errorf("%w: %w", errNodeName, err)
 	}
 	p.kube, err = kube.Connect(kube.Options{
-		Kubeconfig: cfg.Cluster.Kubeconfig, UserAgent: productName + "/" + version, Logger: logger,
+		Kubeconfig: cfg.Cluster.Kubeconfig, State: filepath.Join(o.root, o.state), RenewAfter: o.renewAfter,
+		UserAgent: productName + "/" + version, Logger: logger,
 	})
 	if err != nil {
 		return nil, err
 	}
+	p.renewal = &renewal{client: p.kube, changed: p.look, log: logger}
 	p.bus = bus.New(bus.Options{Logger: logger})
 	if w.sources {
 		if err := p.wireSources(o, logger); err != nil {
