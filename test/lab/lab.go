@@ -59,6 +59,7 @@ type Machine struct {
 	Systemd *bustest.FakeSystemd1
 
 	booted time.Duration // uptime of this host
+	flags  []string
 	bin    string
 	boot   int
 	mu     sync.Mutex
@@ -68,8 +69,9 @@ type Machine struct {
 
 // Options change a machine from the usual.
 type Options struct {
-	Pool    string // empty: one of the machine's own, with one slot
-	Config  string // appended to the configuration
+	Pool    string   // empty: one of the machine's own, with one slot
+	Config  string   // appended to the configuration
+	Flags   []string // of every command
 	Bus     *bustest.Daemon
 	Kubelet cluster.KubeletOptions
 }
@@ -84,7 +86,7 @@ func New(t testing.TB, c *cluster.Cluster, name string, o Options) *Machine {
 		t.Fatal(err)
 	}
 	c = c.For(t)
-	m := &Machine{t: t, Cluster: c, Name: name, Pool: o.Pool, Root: t.TempDir(), Bus: o.Bus, bin: bin}
+	m := &Machine{t: t, Cluster: c, Name: name, Pool: o.Pool, Root: t.TempDir(), Bus: o.Bus, bin: bin, flags: o.Flags}
 	if m.Bus == nil {
 		m.Bus = bustest.Start(t)
 	}
@@ -193,7 +195,7 @@ func (m *Machine) HoldSlot() (release func()) {
 // command is the agent's binary with the files, the bus and the clock of this machine.
 func (m *Machine) command(ctx context.Context, args ...string) *exec.Cmd {
 	common := []string{"--root", m.Root, "--config", m.Path("/etc/kured/config.toml"), "--booted", m.booted.String()}
-	cmd := exec.CommandContext(ctx, m.bin, append(common, args...)...)
+	cmd := exec.CommandContext(ctx, m.bin, slices.Concat(common, m.flags, args)...)
 	cmd.Env = append(os.Environ(), "DBUS_SYSTEM_BUS_ADDRESS="+m.Bus.Address)
 	return cmd
 }
