@@ -331,6 +331,8 @@ func pollEvery(o plan.Observed, step plan.Step, age time.Duration) time.Duration
 		return 5 * time.Second
 	case plan.Preparing:
 		return time.Second
+	case plan.WaitingInhibitor: // nothing tells of the end of a package manager
+		return 10 * time.Second
 	default:
 		return 30 * time.Second
 	}
