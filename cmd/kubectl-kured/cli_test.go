@@ -375,7 +375,7 @@ func TestAKubeconfigThatDoesNotWorkIsNamed(t *testing.T) {
 
 func TestNoArgumentIsCompletedAsAFile(t *testing.T) {
 	const noFiles = ":4\n" // what the shell's script reads
-	for _, words := range [][]string{{"hold"}, {"hold", "n1"}, {"unhold"}, {"release"}, {"pause"}, {"pools", "set"}} {
+	for _, words := range [][]string{{"hold"}, {"hold", "n1"}, {"unhold"}, {"release"}, {"pause"}, {"pools", "set"}, {"enroll"}, {"enroll", "n1"}} {
 		args := append(append([]string{"__complete"}, words...), "")
 		var out, wrong bytes.Buffer
 		if code := execute(t.Context(), args, strings.NewReader(""), &out, &wrong); code != 0 || out.String() != noFiles {

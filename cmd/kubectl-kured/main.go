@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"k8s.io/klog/v2"
@@ -95,7 +96,8 @@ What is going on?            kubectl kured status
 Let no further node go:      kubectl kured pause "incident 4711"
 Go on:                       kubectl kured resume
 Hold one node back:          kubectl kured hold NODE "replacing a disk"
-Two nodes at a time:         kubectl kured pools set default 2`,
+Two nodes at a time:         kubectl kured pools set default 2
+Give a node its credential:  kubectl kured enroll NODE | ssh NODE sudo kured-agent enroll --kubeconfig -`,
 		Annotations:   map[string]string{cobra.CommandDisplayNameAnnotation: spoken},
 		Version:       version,
 		SilenceErrors: true,
@@ -108,7 +110,7 @@ Two nodes at a time:         kubectl kured pools set default 2`,
 	flags.StringVar(&o.context, "context", "", "context of the kubeconfig (default: its current one)")
 	flags.StringVarP(&o.namespace, "namespace", "n", fleet.DefaultNamespace, "namespace of the slots and pools")
 	root.AddCommand(statusCommand(o), poolsCommand(o), pauseCommand(o), resumeCommand(o), holdCommand(o), unholdCommand(o),
-		releaseCommand(o), versionCommand())
+		releaseCommand(o), enrollCommand(o), versionCommand())
 	strict(root)
 	return root
 }
@@ -140,6 +142,14 @@ func seeHelp(c *cobra.Command, err error) error {
 // client connects as kubectl would: the same files, contexts and credential plugins, and inside of a pod the service
 // account.
 func (o *options) client(dryRun bool) (*fleet.Client, error) {
+	config, err := o.restConfig()
+	if err != nil {
+		return nil, err
+	}
+	return fleet.New(config, fleet.Options{Namespace: o.namespace, DryRun: dryRun})
+}
+
+func (o *options) restConfig() (*rest.Config, error) {
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()
 	rules.ExplicitPath = o.kubeconfig
 	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules,
@@ -156,7 +166,7 @@ func (o *options) client(dryRun bool) (*fleet.Client, error) {
 	}
 	config.UserAgent = programName + "/" + version
 	config.Timeout = requestTimeout
-	return fleet.New(config, fleet.Options{Namespace: o.namespace, DryRun: dryRun})
+	return config, nil
 }
 
 func nothingIn(rules *clientcmd.ClientConfigLoadingRules) bool {

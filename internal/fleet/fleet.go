@@ -4,7 +4,7 @@
 // the few writes that a human makes. It runs with the admin's credential, never with a node's.
 //
 // It changes three things: keys of the ConfigMap kured-agent-pools, the annotation kured-agent/hold of a Node, and it
-// deletes slots. Everything else on a Node is its agent's.
+// deletes slots. Everything else on a Node is its agent's. It also makes the credentials of agents.
 package fleet
 
 import (

@@ -12,7 +12,6 @@ import (
 	"strconv"
 	"strings"
 
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/rest"
 
 	"github.com/kured-agent/kured-agent/internal/text"
@@ -143,8 +142,8 @@ type Members struct {
 func MembersOf(pool, selector string) (Members, error) {
 	everyone := func(map[string]string) bool { return true }
 	if selector != "" {
-		if _, err := labels.Parse(selector); err != nil {
-			return Members{}, fmt.Errorf("reading selector %q: %w", selector, err)
+		if err := CheckSelector(selector); err != nil {
+			return Members{}, err
 		}
 		return Members{selector: selector, has: everyone}, nil
 	}
