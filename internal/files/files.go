@@ -133,23 +133,35 @@ func cause(err error) error {
 }
 
 func replace(path string, mode fs.FileMode, content []byte, flush func(*os.File) error) error {
-	// Never through a link that somebody put there; a dot keeps collectors of whole directories from reading half of it.
-	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
+	waiting, err := stage(path, mode, content, GiveToOwner, flush)
 	if err != nil {
 		return err
 	}
-	err = fill(f, mode, content, flush)
-	if err = errors.Join(err, f.Close()); err == nil {
-		err = os.Rename(f.Name(), path)
-	}
-	if err != nil {
-		_ = os.Remove(f.Name())
+	if err = os.Rename(waiting, path); err != nil {
+		_ = os.Remove(waiting)
 	}
 	return err
 }
 
-func fill(f *os.File, mode fs.FileMode, content []byte, flush func(*os.File) error) error {
-	if err := GiveToOwner(f); err != nil {
+// stage writes a whole file beside path and returns its name.
+func stage(
+	path string, mode fs.FileMode, content []byte, give, flush func(*os.File) error,
+) (name string, err error) {
+	// Never through a link that somebody put there; a dot keeps collectors of whole directories from reading half of it.
+	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
+	if err != nil {
+		return "", err
+	}
+	err = fill(f, mode, content, give, flush)
+	if err = errors.Join(err, f.Close()); err != nil {
+		_ = os.Remove(f.Name())
+		return "", err
+	}
+	return f.Name(), nil
+}
+
+func fill(f *os.File, mode fs.FileMode, content []byte, give, flush func(*os.File) error) error {
+	if err := give(f); err != nil {
 		return err
 	}
 	if _, err := f.Write(content); err != nil {
@@ -160,6 +172,39 @@ func fill(f *os.File, mode fs.FileMode, content []byte, flush func(*os.File) err
 	}
 	return flush(f)
 }
+
+// Staged is a whole file that waits beside the one that it is to replace, so that it can be tried before.
+type Staged struct{ Name, path string }
+
+// Stage writes content for root and the group gid; for itself when it does not run as root. It reached the disk.
+func Stage(path string, mode fs.FileMode, gid int, content []byte) (*Staged, error) {
+	give := func(f *os.File) error {
+		if os.Geteuid() != 0 {
+			return nil
+		}
+		return f.Chown(0, gid)
+	}
+	name, err := stage(path, mode, content, give, (*os.File).Sync)
+	if err != nil {
+		return nil, fmt.Errorf("writing %q: %w", path, cause(err))
+	}
+	return &Staged{Name: name, path: path}, nil
+}
+
+// Commit puts it in place. After a power cut the old or the new file is there, whole.
+func (s *Staged) Commit() error {
+	err := os.Rename(s.Name, s.path)
+	if err == nil {
+		err = syncDir(filepath.Dir(s.path))
+	}
+	if err != nil {
+		return fmt.Errorf("writing %q: %w", s.path, cause(err))
+	}
+	return nil
+}
+
+// Discard removes it, unless it was put in place.
+func (s *Staged) Discard() { _ = os.Remove(s.Name) }
 
 func syncDir(dir string) error {
 	d, err := os.Open(dir)

@@ -226,3 +226,38 @@ func TestRootBelievesTheUserOfTheDirectory(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+func TestAStagedFileReplacesOnlyWhenItIsTold(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "f")
+	if err := os.WriteFile(path, []byte("old"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	content := func(path string) string { raw, _ := os.ReadFile(path); return string(raw) }
+	first, err := Stage(path, 0o640, os.Getgid(), []byte("never"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if content(first.Name) != "never" || content(path) != "old" {
+		t.Errorf("waiting %q, in place %q", content(first.Name), content(path))
+	}
+	first.Discard()
+	second, err := Stage(path, 0o640, os.Getgid(), []byte("new"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := second.Commit(); err != nil {
+		t.Fatal(err)
+	}
+	second.Discard()
+	info, err := os.Stat(path)
+	if err != nil || content(path) != "new" || info.Mode().Perm() != 0o640 {
+		t.Errorf("%q, %v, %v", content(path), info, err)
+	}
+	if entries, _ := os.ReadDir(filepath.Dir(path)); len(entries) != 1 {
+		t.Errorf("left behind: %v", entries)
+	}
+	if _, err := Stage(filepath.Join(path, "f"), 0o640, 0, nil); err == nil || strings.Count(err.Error(), path) != 1 {
+		t.Errorf("below a file: %v", err)
+	}
+}

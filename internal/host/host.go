@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -47,6 +48,27 @@ func (h Host) readID(path string, length int) (string, error) {
 		return "", fmt.Errorf("reading %q: %q is not an id of %d characters", path, id, length)
 	}
 	return id, nil
+}
+
+// GroupID is the number of a group in /etc/group.
+func (h Host) GroupID(name string) (int, error) {
+	const most = 1 << 20
+	raw, err := files.Read(h.path("/etc/group"), most)
+	if err != nil {
+		return 0, fmt.Errorf("looking for the group %q: %w", name, err)
+	}
+	for line := range strings.Lines(string(raw)) { // name:password:number:members
+		fields := strings.Split(line, ":")
+		if len(fields) != 4 || fields[0] != name {
+			continue
+		}
+		id, err := strconv.Atoi(fields[2])
+		if err != nil || id < 0 {
+			return 0, fmt.Errorf("looking for the group %q in /etc/group: %q is no number", name, fields[2])
+		}
+		return id, nil
+	}
+	return 0, fmt.Errorf("looking for the group %q: it is not in /etc/group", name)
 }
 
 // Uptime is CLOCK_BOOTTIME: it runs through a suspend and does not know wall-clock changes.

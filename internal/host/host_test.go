@@ -235,3 +235,25 @@ func TestARecordThatOthersCanWriteSaysNothing(t *testing.T) {
 		t.Errorf("got %+v, %v", got, err)
 	}
 }
+
+func TestAGroupIsFoundByItsName(t *testing.T) {
+	h := Host{Root: t.TempDir()}
+	if _, err := h.GroupID("kured-agent"); err == nil {
+		t.Error("no error without a file")
+	}
+	if err := os.Mkdir(h.path("/etc"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	groups := "root:x:0:\nkured-agent-x:x:7:\n#kured-agent:x:8:\nbroken\nkured-agent:x:997:a,b\nodd:x:many:\n"
+	if err := os.WriteFile(h.path("/etc/group"), []byte(groups), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if id, err := h.GroupID("kured-agent"); err != nil || id != 997 {
+		t.Errorf("%d, %v", id, err)
+	}
+	for name, want := range map[string]string{"kured": "not in /etc/group", "odd": `"many" is no number`} {
+		if _, err := h.GroupID(name); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v", name, err)
+		}
+	}
+}
