@@ -50,7 +50,7 @@ func (o *options) check(ctx context.Context, offline bool) (name, note string, e
 	}
 	p, err := o.wire(cfg, wiring{dry: true}, boot{}, slog.New(report.NewHandler(slog.LevelError)))
 	if _, refused := errors.AsType[*kube.RefusedError](err); refused && offline && missing(cfg.Cluster.Kubeconfig) {
-		name, err = kube.FindNodeName(o.root, cfg.Node.Name)
+		name, err = kube.FindNodeName(o.root, cfg.Node.Name, "")
 		return name, fmt.Sprintf("kubeconfig %q is not there yet\n", cfg.Cluster.Kubeconfig), err
 	}
 	if err != nil {

@@ -77,15 +77,15 @@ func (o *options) wire(cfg *config.Config, w wiring, now boot, logger *slog.Logg
 	p := &parts{config: cfg, host: o.host(), boot: now, wake: make(chan struct{}, 1)}
 	p.uptime = func() time.Duration { return host.Uptime() - o.booted }
 	var err error
-	if p.name, err = kube.FindNodeName(o.root, cfg.Node.Name); err != nil {
-		return nil, fmt.Errorf("%w: %w", errNodeName, err)
-	}
 	p.kube, err = kube.Connect(kube.Options{
 		Kubeconfig: cfg.Cluster.Kubeconfig, State: filepath.Join(o.root, o.state), RenewAfter: o.renewAfter,
 		UserAgent: productName + "/" + version, Logger: logger,
 	})
 	if err != nil {
 		return nil, err
+	}
+	if p.name, err = kube.FindNodeName(o.root, cfg.Node.Name, p.kube.BoundNode()); err != nil {
+		return nil, fmt.Errorf("%w: %w", errNodeName, err)
 	}
 	p.renewal = &renewal{client: p.kube, changed: p.look, log: logger}
 	p.bus = bus.New(bus.Options{Logger: logger})

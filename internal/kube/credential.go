@@ -93,8 +93,12 @@ func kubelet(config *rest.Config, user string) string {
 	if name == "" {
 		return ""
 	}
+	return kubeletProblem(text.Line(name, maxText))
+}
+
+func kubeletProblem(name string) string {
 	return fmt.Sprintf("it carries the identity %q: kubelet credentials cannot change taints (the NodeRestriction "+
-		"admission plugin forbids it) nor take slots", text.Line(name, maxText))
+		"admission plugin forbids it) nor take slots", name)
 }
 
 func insecure(config *rest.Config) string {

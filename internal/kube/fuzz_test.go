@@ -93,7 +93,7 @@ func FuzzNodeName(f *testing.F) {
 	f.Add(2, []byte("node-name: n1\n"))
 	f.Add(3, []byte("K3S_NODE_NAME='n1'\n"))
 	f.Add(4, []byte("A Host\n"))
-	paths := []string{kubeletKubeconfigs[0], kubeletFlags[0], rancherConfigs[0], rancherEnvironments[0], "etc/hostname"}
+	paths := []string{kubeletKubeconfigs[0][0], kubeletFlags[0], rancherConfigs[0], rancherEnvironments[0], "etc/hostname"}
 	f.Fuzz(func(t *testing.T, which int, content []byte) {
 		root := t.TempDir()
 		path := filepath.Join(root, paths[uint(which)%uint(len(paths))])
@@ -103,7 +103,7 @@ func FuzzNodeName(f *testing.F) {
 		if err := os.WriteFile(path, content, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if name, err := FindNodeName(root, ""); err == nil && len(validation.IsDNS1123Subdomain(name)) > 0 {
+		if name, err := FindNodeName(root, "", ""); err == nil && len(validation.IsDNS1123Subdomain(name)) > 0 {
 			t.Errorf("%q is no name of a Node", name)
 		}
 	})

@@ -14,20 +14,23 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"sigs.k8s.io/yaml"
 
 	"github.com/kured-agent/kured-agent/internal/files"
 	"github.com/kured-agent/kured-agent/internal/text"
 )
 
-// Where the distributions keep the kubelet's kubeconfig.
-var kubeletKubeconfigs = []string{
-	"etc/kubernetes/kubelet.conf",
-	"var/lib/kubelet/kubeconfig",
-	"var/lib/rancher/k3s/agent/kubelet.kubeconfig",
-	"var/lib/rancher/rke2/agent/kubelet.kubeconfig",
-	"var/lib/k0s/kubelet.conf",
-	"var/snap/microk8s/current/credentials/kubelet.config",
+// kubeletKubeconfigs is where the distributions keep the kubelet's kubeconfig. Of the files of one distribution the first
+// says where the API server is; the later ones are what its kubelet was started with.
+var kubeletKubeconfigs = [][]string{
+	{"etc/kubernetes/kubelet.conf"}, // kubeadm
+	// EKS, GKE, AKS and OpenShift
+	{"var/lib/kubelet/kubeconfig", "var/lib/kubelet/bootstrap-kubeconfig", "etc/kubernetes/kubeconfig"},
+	{"var/lib/rancher/k3s/agent/kubelet.kubeconfig", "etc/rancher/k3s/k3s.yaml"},
+	{"var/lib/rancher/rke2/agent/kubelet.kubeconfig", "etc/rancher/rke2/rke2.yaml"},
+	{"run/k0s/nllb/kubeconfig.yaml", "var/lib/k0s/kubelet.conf"}, // the first one where it balances the load itself
+	{"var/snap/microk8s/current/credentials/kubelet.config"},
 }
 
 // Where kubelet flags are kept, one shell-like assignment or argument list per line.
@@ -58,11 +61,13 @@ var (
 	nodeNameVariable = regexp.MustCompile(`(?m)^\s*(?:export\s+)?(?:K3S|RKE2)_NODE_NAME=["']?([^\s"']+)`)
 )
 
-// FindNodeName returns the configured name, or the name that the kubelet's configuration below root gives, or the
-// lower-case hostname, as the kubelet itself would. The result is a guess until Prove has compared the machine ids.
-func FindNodeName(root, configured string) (string, error) {
+// FindNodeName returns the configured name, or the name that the kubelet's configuration below root gives, or bound, the
+// Node that the credential is for (empty: it does not say), or the lower-case hostname, as the kubelet itself would. A
+// credential for another Node than the first two name is an error. The result is a guess until Prove has compared the
+// machine ids.
+func FindNodeName(root, configured, bound string) (string, error) {
 	if configured != "" {
-		return checkedName(configured, "[node] name")
+		return boundName(configured, "[node] name", bound)
 	}
 	for _, look := range []func(root string) map[string]string{certifiedNames, overriddenNames} {
 		names := look(root)
@@ -71,8 +76,11 @@ func FindNodeName(root, configured string) (string, error) {
 				disagreement(names))
 		}
 		for name, source := range names {
-			return checkedName(name, source)
+			return boundName(name, source, bound)
 		}
+	}
+	if bound != "" {
+		return checkedName(bound, "the credential")
 	}
 	name, err := hostname(root)
 	if err != nil {
@@ -81,19 +89,20 @@ func FindNodeName(root, configured string) (string, error) {
 	return checkedName(strings.ToLower(strings.TrimSpace(name)), "hostname")
 }
 
+func boundName(name, source, bound string) (string, error) {
+	name, err := checkedName(name, source)
+	if err == nil && bound != "" && bound != name {
+		return "", fmt.Errorf("the credential is for Node %q, and this machine is Node %q (from %s): %s, or set [node] name",
+			text.Line(bound, maxText), name, source, wayAgain(name))
+	}
+	return name, err
+}
+
 // certifiedNames come from the kubelet's own identity. Most of these files only root may read; those are passed over.
 func certifiedNames(root string) map[string]string {
 	names := map[string]string{}
-	for _, path := range kubeletKubeconfigs {
-		data, err := files.Read(filepath.Join(root, path), maxKubeconfig)
-		if err != nil {
-			continue
-		}
-		config, err := clientcmd.Load(data)
-		if err != nil {
-			continue
-		}
-		context := config.Contexts[config.CurrentContext]
+	for _, path := range slices.Concat(kubeletKubeconfigs...) {
+		config, context := kubeletConfig(root, path)
 		if context == nil {
 			continue
 		}
@@ -101,11 +110,7 @@ func certifiedNames(root string) map[string]string {
 		if info := config.AuthInfos[user]; info != nil {
 			cert := info.ClientCertificateData
 			if len(cert) == 0 && info.ClientCertificate != "" {
-				certPath := info.ClientCertificate
-				if !filepath.IsAbs(certPath) {
-					certPath = filepath.Join(filepath.Dir(path), certPath)
-				}
-				cert, _ = files.Read(inRoot(root, certPath), maxKubeconfig)
+				cert, _ = readBeside(root, path, info.ClientCertificate)
 			}
 			if parsed := parseCertificate(cert); parsed != nil {
 				user = parsed.Subject.CommonName
@@ -116,6 +121,28 @@ func certifiedNames(root string) map[string]string {
 		}
 	}
 	return names
+}
+
+// kubeletConfig reads one kubeconfig and its current context; nil: there is none, or it is something else. On OpenShift
+// /etc/kubernetes/kubelet.conf is no kubeconfig.
+func kubeletConfig(root, path string) (*clientcmdapi.Config, *clientcmdapi.Context) {
+	data, err := files.Read(filepath.Join(root, path), maxKubeconfig)
+	if err != nil {
+		return nil, nil
+	}
+	config, err := clientcmd.Load(data)
+	if err != nil {
+		return nil, nil
+	}
+	return config, config.Contexts[config.CurrentContext]
+}
+
+// readBeside reads a file that the kubeconfig at path names.
+func readBeside(root, path, name string) ([]byte, error) {
+	if !filepath.IsAbs(name) {
+		name = filepath.Join(filepath.Dir(path), name)
+	}
+	return files.Read(inRoot(root, name), maxKubeconfig)
 }
 
 // inRoot resolves the symlink that the kubelet keeps its current certificate behind, inside of root.
