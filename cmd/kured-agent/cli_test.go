@@ -26,7 +26,7 @@ func cli(t *testing.T, files map[string]string, args ...string) (code int, stdou
 	}
 	var out, wrong bytes.Buffer
 	code = execute(t.Context(),
-		append([]string{"--root", root, "--config", filepath.Join(root, "etc/kured/config.toml")}, args...), &out, &wrong)
+		append([]string{"--root", root, "--config", filepath.Join(root, "etc/kured/config.toml")}, args...), strings.NewReader(""), &out, &wrong)
 	return code, out.String(), strings.ReplaceAll(wrong.String(), root, "")
 }
 

@@ -40,13 +40,14 @@ func main() {
 	klog.SetSlogLogger(slog.New(slog.DiscardHandler)) // client-go's own words say nothing that our errors do not
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	context.AfterFunc(ctx, stop) // a second signal ends the process at once
-	os.Exit(execute(ctx, os.Args[1:], os.Stdout, os.Stderr))
+	os.Exit(execute(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
 }
 
 // execute is main without the process: it returns the exit code.
-func execute(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+func execute(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	root := newRoot()
 	root.SetArgs(args)
+	root.SetIn(stdin)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
 	err := root.ExecuteContext(ctx)
@@ -131,6 +132,7 @@ func newRoot() *cobra.Command {
 		Long: `kured-agent learns that this host needs a reboot, taints its Node, waits for its turn and its maintenance
 window, cordons and drains the node, reboots it through logind, and gives it back after the boot.
 
+Give it a credential:     kured-agent enroll --kubeconfig FILE
 It is run by systemd:     systemctl enable --now kured-agent
 See what it does:         kured-agent status
 See what it would do:     kured-agent plan
@@ -155,8 +157,8 @@ Stop it, undoing all:     systemctl disable --now kured-agent`,
 	for _, hidden := range []string{"root", "state-dir", "run-dir", "booted", "renew-after"} {
 		_ = flags.MarkHidden(hidden)
 	}
-	root.AddCommand(runCommand(o), bootCommand(o), shutdownCommand(o), statusCommand(), planCommand(o), checkCommand(o), requestCommand(),
-		cleanupCommand(o), versionCommand())
+	root.AddCommand(runCommand(o), bootCommand(o), shutdownCommand(o), statusCommand(), planCommand(o), checkCommand(o),
+		enrollCommand(o), requestCommand(), cleanupCommand(o), versionCommand())
 	for _, c := range root.Commands() {
 		c.Args = usageArgs(c.Args)
 		c.ValidArgsFunction = cobra.NoFileCompletions // no argument is a file
