@@ -27,7 +27,8 @@ import (
 
 // Options says which parts run and how. The zero value is etcd and the API server with the agent's manifests applied.
 type Options struct {
-	// ControllerManager runs the garbage collector, the disruption controller and what marks and empties lost nodes.
+	// ControllerManager runs the garbage collector, the disruption controller, what marks and empties lost nodes, and what
+	// signs approved certificates.
 	ControllerManager bool
 	// Workloads adds the controllers of Deployments, ReplicaSets, DaemonSets, StatefulSets and Jobs. They delete pods
 	// that Cluster.Pod made up for an owner, so use one or the other.
@@ -76,7 +77,7 @@ const (
 
 var controllers = []string{
 	"garbage-collector-controller", "disruption-controller", "node-lifecycle-controller", "taint-eviction-controller",
-	"pod-garbage-collector-controller", "namespace-controller",
+	"pod-garbage-collector-controller", "namespace-controller", "certificatesigningrequest-signing-controller",
 }
 
 var workloadControllers = []string{
@@ -167,8 +168,12 @@ func (c *Cluster) writePKI() (err error) {
 	if c.admin, err = c.ca.client("admin", systemMasters); err != nil {
 		return err
 	}
+	caKey, err := encodeKey(c.ca.key)
+	if err != nil {
+		return err
+	}
 	for name, content := range map[string][]byte{
-		"ca.crt": c.ca.pem, "apiserver.crt": serving.cert, "apiserver.key": serving.key, "accounts.key": accountsPEM,
+		"ca.crt": c.ca.pem, "ca.key": caKey, "apiserver.crt": serving.cert, "apiserver.key": serving.key, "accounts.key": accountsPEM,
 		"audit.yaml": []byte(auditPolicy),
 	} {
 		if err := os.WriteFile(c.path(name), content, 0o600); err != nil {
@@ -262,7 +267,8 @@ func (c *Cluster) startControllerManager() error {
 		run = append(append([]string{}, run...), workloadControllers...)
 	}
 	_, err := c.launch("kube-controller-manager", "--kubeconfig="+kubeconfig, "--leader-elect=false", "--secure-port=0",
-		"--kube-api-qps=500", "--kube-api-burst=1000", "--controllers="+strings.Join(run, ","))
+		"--kube-api-qps=500", "--kube-api-burst=1000", "--controllers="+strings.Join(run, ","),
+		"--cluster-signing-cert-file="+c.path("ca.crt"), "--cluster-signing-key-file="+c.path("ca.key"))
 	return err
 }
 

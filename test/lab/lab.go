@@ -282,9 +282,16 @@ func (m *Machine) WaitEnd() int {
 // Command runs a command of the agent to its end.
 func (m *Machine) Command(args ...string) (output string, code int) {
 	m.t.Helper()
+	return m.Pipe("", args...)
+}
+
+// Pipe runs a command of the agent that reads this.
+func (m *Machine) Pipe(input string, args ...string) (output string, code int) {
+	m.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	cmd := m.command(ctx, args...)
+	cmd.Stdin = strings.NewReader(input)
 	out, _ := cmd.CombinedOutput()
 	return string(out), cmd.ProcessState.ExitCode()
 }
