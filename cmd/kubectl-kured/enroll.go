@@ -323,9 +323,9 @@ func (e *enrolment) make(c *cobra.Command, target fleet.Target) (credential flee
 func (e *enrolment) validity(credential fleet.Credential) string {
 	left := time.Until(credential.Expires)
 	words := fmt.Sprintf("for node %s, valid until %s (%s)", credential.Node, credential.Expires.UTC().Format(time.RFC3339),
-		duration.HumanDuration(left))
+		duration.HumanDuration(left.Round(time.Minute)))
 	if left < e.lifetime-time.Hour/2 {
-		words += ", since the API server grants no more"
+		words += ", since the cluster grants no more"
 	}
 	return words
 }

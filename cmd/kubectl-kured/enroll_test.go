@@ -212,7 +212,7 @@ func TestTheKubeconfigOfOneNodeIsPrinted(t *testing.T) {
 	if !strings.HasPrefix(cluster.Server, "https://127.0.0.1:") || len(cluster.CertificateAuthorityData) == 0 {
 		t.Errorf("cluster %+v", cluster)
 	}
-	for _, want := range []string{"for node n1, valid until ", "(29d)", "is the node itself"} {
+	for _, want := range []string{"for node n1, valid until ", "(30d)", "is the node itself"} {
 		if !strings.Contains(stderr, want) {
 			t.Errorf("%q is not in %q", want, stderr)
 		}
@@ -224,7 +224,7 @@ func TestTheNodesMayReachTheServerElsewhere(t *testing.T) {
 	code, stdout, stderr := cli(t, kubeconfig, "", "enroll", "n1", "--server", "https://api.example:6443")
 	cluster, _ := credentialIn(t, stdout)
 	if code != 0 || cluster.Server != "https://api.example:6443" || len(cluster.CertificateAuthorityData) == 0 ||
-		strings.Contains(stderr, "itself") || !strings.Contains(stderr, "the API server grants no more") {
+		strings.Contains(stderr, "itself") || !strings.Contains(stderr, "the cluster grants no more") {
 		t.Errorf("%d %+v %s", code, cluster, stderr)
 	}
 	code, stdout, stderr = cli(t, kubeconfig, "", "enroll", "n1", "--server", "auto")
@@ -322,7 +322,7 @@ func TestACertificateIsMadeWithTheKeyOfItsOwn(t *testing.T) {
 	}
 	spec := r.request["spec"].(map[string]any)
 	if spec["signerName"] != "kubernetes.io/kube-apiserver-client" || fmt.Sprint(spec["usages"]) != "[digital signature client auth]" ||
-		!strings.Contains(stderr, "(364d)") {
+		!strings.Contains(stderr, "(365d)") {
 		t.Errorf("%v %s", spec, stderr)
 	}
 	if len(r.deleted) > 0 {
