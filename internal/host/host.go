@@ -7,6 +7,7 @@ package host
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -50,23 +51,28 @@ func (h Host) readID(path string, length int) (string, error) {
 	return id, nil
 }
 
-// GroupID is the number of a group in /etc/group.
+// GroupID is the number of a group in /etc/group, or in /usr/lib/group, where image-based systems keep those of packages.
 func (h Host) GroupID(name string) (int, error) {
 	const most = 1 << 20
-	raw, err := files.Read(h.path("/etc/group"), most)
-	if err != nil {
-		return 0, fmt.Errorf("looking for the group %q: %w", name, err)
-	}
-	for line := range strings.Lines(string(raw)) { // name:password:number:members
-		fields := strings.Split(line, ":")
-		if len(fields) != 4 || fields[0] != name {
+	for _, path := range []string{"/etc/group", "/usr/lib/group"} {
+		raw, err := files.Read(h.path(path), most)
+		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
-		id, err := strconv.Atoi(fields[2])
-		if err != nil || id < 0 {
-			return 0, fmt.Errorf("looking for the group %q in /etc/group: %q is no number", name, fields[2])
+		if err != nil {
+			return 0, fmt.Errorf("looking for the group %q: %w", name, err)
 		}
-		return id, nil
+		for line := range strings.Lines(string(raw)) { // name:password:number:members
+			fields := strings.Split(line, ":")
+			if len(fields) != 4 || fields[0] != name {
+				continue
+			}
+			id, err := strconv.Atoi(fields[2])
+			if err != nil || id < 0 {
+				return 0, fmt.Errorf("looking for the group %q in %s: %q is no number", name, path, fields[2])
+			}
+			return id, nil
+		}
 	}
 	return 0, fmt.Errorf("looking for the group %q: it is not in /etc/group", name)
 }

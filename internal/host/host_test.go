@@ -251,6 +251,17 @@ func TestAGroupIsFoundByItsName(t *testing.T) {
 	if id, err := h.GroupID("kured-agent"); err != nil || id != 997 {
 		t.Errorf("%d, %v", id, err)
 	}
+	if err := os.MkdirAll(h.path("/usr/lib"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(h.path("/usr/lib/group"), []byte("kured-agent:x:1:\nimage:x:998:\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]int{"kured-agent": 997, "image": 998} {
+		if id, err := h.GroupID(name); err != nil || id != want {
+			t.Errorf("%q: %d, %v", name, id, err)
+		}
+	}
 	for name, want := range map[string]string{"kured": "not in /etc/group", "odd": `"many" is no number`} {
 		if _, err := h.GroupID(name); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v", name, err)
