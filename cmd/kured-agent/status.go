@@ -50,11 +50,7 @@ func status(c *cobra.Command, asJSON bool) error {
 func dial(ctx context.Context) *bus.Bus {
 	b := bus.New(bus.Options{})
 	go func() { _ = b.Run(ctx) }()
-	select {
-	case <-b.Ready():
-	case <-time.After(3 * time.Second):
-	case <-ctx.Done():
-	}
+	b.Await(ctx, 3*time.Second)
 	return b
 }
 

@@ -200,11 +200,8 @@ func (p *parts) look() {
 // start connects to the bus and runs the sources until ctx ends. It waits until both have said something, but not long.
 func (p *parts) start(ctx context.Context, logger *slog.Logger) {
 	go func() { _ = p.bus.Run(ctx) }()
-	select {
-	case <-p.bus.Ready():
-	case <-time.After(5 * time.Second):
+	if !p.bus.Await(ctx, 5*time.Second) && ctx.Err() == nil {
 		logger.Warn("the system bus does not answer; going on without it")
-	case <-ctx.Done():
 	}
 	if p.sources == nil {
 		return

@@ -70,6 +70,7 @@ type Bus struct {
 	log     *slog.Logger
 
 	ready   chan struct{}
+	refused chan struct{} // closed once an attempt to connect failed before any stood
 	wake    chan struct{} // capacity 1: the session has something to do
 	dropped atomic.Uint64
 	timeout time.Duration // of one call, and of connecting
@@ -111,6 +112,7 @@ func New(opts Options) *Bus {
 		address: opts.Address,
 		log:     opts.Logger,
 		ready:   make(chan struct{}),
+		refused: make(chan struct{}),
 		wake:    make(chan struct{}, 1),
 		timeout: callTimeout,
 	}
@@ -125,6 +127,7 @@ func (b *Bus) Run(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return nil
 		}
+		b.noteRefusal()
 		if time.Since(began) > steady {
 			delay = firstDelay
 		}
@@ -142,6 +145,30 @@ func (b *Bus) Run(ctx context.Context) error {
 		case <-wait.C:
 		}
 	}
+}
+
+// noteRefusal tells those who wait for the first connection not to.
+func (b *Bus) noteRefusal() {
+	select {
+	case <-b.ready:
+	case <-b.refused:
+	default:
+		close(b.refused)
+	}
+}
+
+// Await waits for the first connection, until an attempt failed, most has passed, or ctx ends. It returns whether the
+// connection stands.
+func (b *Bus) Await(ctx context.Context, most time.Duration) bool {
+	timer := time.NewTimer(most)
+	defer timer.Stop()
+	select {
+	case <-b.ready:
+	case <-b.refused:
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+	return b.Connected()
 }
 
 // runSession connects once and serves until the connection ends. It returns why that was.

@@ -502,3 +502,16 @@ func FuzzBodies(f *testing.F) {
 		_, _ = first[dbus.Variant](body)
 	})
 }
+
+func TestWhoWaitsForABusThatRefusesGoesOnAtOnce(t *testing.T) {
+	t.Parallel()
+	b := New(Options{Address: "unix:path=" + filepath.Join(t.TempDir(), "nobody")})
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() { defer close(ended); _ = b.Run(ctx) }()
+	if b.Await(ctx, time.Hour) {
+		t.Error("connected to nobody")
+	}
+	cancel()
+	<-ended
+}
