@@ -3,7 +3,6 @@
 package main
 
 import (
-	"runtime/debug"
 	"time"
 
 	"github.com/kured-agent/kured-agent/internal/plan"
@@ -21,9 +20,6 @@ type news struct {
 func (n *news) report(o plan.Observed, step plan.Step) {
 	if n.since.IsZero() || step.Phase != n.phase {
 		n.phase, n.since = step.Phase, o.Now
-		if step.Phase == plan.Idle { // for weeks: what the start or the roll-out took is given back
-			go debug.FreeOSMemory()
-		}
 	}
 	u := report.Update{
 		Node: n.p.name, NodeUID: o.Node.UID, Version: version,
