@@ -412,7 +412,8 @@ func TestStartUpTaintsNeedTheOptionalPatchOfThePolicy(t *testing.T) {
 		t.Errorf("strict: %v", err)
 	}
 	n, err := agent.Read(ctx, 0)
-	if diff := cmp.Diff(plan.Node{UID: n.UID, Startup: true, BootID: n.BootID, Ready: true}, n); err != nil || diff != "" {
+	want := plan.Node{UID: n.UID, Startup: true, BootID: n.BootID, Ready: true, Heartbeat: n.Heartbeat}
+	if diff := cmp.Diff(want, n); err != nil || diff != "" || time.Since(n.Heartbeat).Abs() > time.Minute {
 		t.Errorf("strict: %v, node (-want +got):\n%s", err, diff)
 	}
 	root, err := cluster.ModuleRoot()
