@@ -38,13 +38,13 @@ func (t *table) add(what, value, target, kured string, met bool) {
 
 func (t table) String() string {
 	var out strings.Builder
-	fmt.Fprintf(&out, "\n%-52s %-26s %-22s %-14s\n", "figure", "measured", "target", "kured 1.23.0")
+	fmt.Fprintf(&out, "\n%-52s %-34s %-22s %-14s\n", "figure", "measured", "target", "kured 1.23.0")
 	for _, f := range t {
 		mark := "met"
 		if !f.met {
 			mark = "MISSED"
 		}
-		fmt.Fprintf(&out, "%-52s %-26s %-22s %-14s %s\n", f.what, f.value, f.target, f.kured, mark)
+		fmt.Fprintf(&out, "%-52s %-34s %-22s %-14s %s\n", f.what, f.value, f.target, f.kured, mark)
 	}
 	return out.String()
 }
@@ -83,7 +83,7 @@ urls = ["http://127.0.0.1:9/hook"]
 func TestFigures(t *testing.T) {
 	c := cluster.Start(t, cluster.Options{ControllerManager: true, Audit: true})
 	var figures table
-	for _, measure := range []func(*testing.T, *cluster.Cluster, *table){sizes, idle, latency, cycle} {
+	for _, measure := range []func(*testing.T, *cluster.Cluster, *table){sizes, idle, latency, cycle, policies} {
 		measure(t, c, &figures)
 	}
 	t.Log(figures.String())

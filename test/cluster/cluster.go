@@ -4,6 +4,7 @@ package cluster
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -44,6 +45,8 @@ type Options struct {
 	Manifests string
 	// Names are further DNS names or addresses of the serving certificate.
 	Names []string
+	// APIServer is another program than the built one to run as kube-apiserver, with the same arguments.
+	APIServer string
 	// APIServerArgs are appended to the command line of kube-apiserver.
 	APIServerArgs []string
 }
@@ -291,7 +294,11 @@ func (c *Cluster) launch(part string, args ...string) (*process, error) {
 	if before := c.part(part); before != nil {
 		before.stop(0)
 	}
-	p, err := start(part, c.dir, c.path("logs", part+".log"), append([]string{c.binary, part}, args...)...)
+	program := c.binary
+	if part == "kube-apiserver" {
+		program = cmp.Or(c.options.APIServer, program)
+	}
+	p, err := start(part, c.dir, c.path("logs", part+".log"), append([]string{program, part}, args...)...)
 	if err != nil {
 		return nil, err
 	}

@@ -1,0 +1,301 @@
+// SPDX-License-Identifier: Apache-2.0
+//go:build integration
+
+package overstep
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/kured-agent/kured-agent/test/cluster"
+)
+
+// behaved is the API server of test/controlplane with the versions that it can behave as. `make compat` gives an older
+// one instead, in the environment: its program, and in the order of time the versions that it can behave as.
+const behaved = "1.34 1.35 1.36 1.37"
+
+func apiServer() (program string, versions []string) {
+	return os.Getenv("KURED_AGENT_APISERVER"), strings.Fields(cmp.Or(os.Getenv("KURED_AGENT_APISERVER_VERSIONS"), behaved))
+}
+
+// tokensSince is the first version whose API server binds a token to a Node without an alpha feature.
+const (
+	tokensSince = "1.31"
+	cannotBind  = "cannot bind token to a Node object"
+)
+
+// principal is somebody with a credential.
+type principal struct {
+	name, host string
+	client     *http.Client
+	bound      bool // it names the Node mine
+	stranger   bool
+}
+
+func TestEveryOverstepIsRefusedInWordsOnEachVersion(t *testing.T) {
+	program, versions := apiServer()
+	for i, version := range versions {
+		t.Run(version, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, program, version, i == len(versions)-1)
+			for _, p := range w.principals {
+				w.mayDoItsWork(t, p)
+			}
+			for _, s := range sections {
+				w.try(t, s)
+			}
+			w.queues(t)
+			if i == 0 || i == len(versions)-1 {
+				w.walk(t)
+			}
+		})
+	}
+}
+
+type world struct {
+	*cluster.Cluster
+	version    string
+	principals []principal
+	uids       *strings.Replacer
+}
+
+// newWorld runs an API server, as itself or as an earlier version.
+func newWorld(t *testing.T, program, version string, itself bool) *world {
+	o := cluster.Options{APIServer: program}
+	if !itself {
+		o.APIServerArgs = []string{"--emulated-version=" + version}
+		if program == "" { // older ones do not know what that is
+			o.APIServerArgs = append(o.APIServerArgs, "--min-compatibility-version="+version)
+		}
+	}
+	w := &world{Cluster: cluster.Start(t, o), version: version}
+	for _, node := range []string{mine, yours} {
+		w.must(t, "POST", "/api/v1/nodes", fmt.Sprintf(`{"apiVersion":"v1","kind":"Node","metadata":{"name":%q}}`, node))
+	}
+	// The API server starts every Node with a taint that a controller would take off.
+	for _, node := range []string{mine, yours} {
+		w.MustKubectl("taint", "node", node, "node.kubernetes.io/not-ready-")
+	}
+	w.uids = strings.NewReplacer(uidOfMine, string(w.Node(mine).UID), uidOfYours, string(w.Node(yours).UID))
+	w.Pod(mine, "ours", cluster.PodOptions{})
+	w.Pod(yours, "theirs", cluster.PodOptions{})
+	lease := takeSlot("", "slot-default-0", yours, owner(yours, uidOfYours), "")
+	w.must(t, lease.method, lease.path, w.uids.Replace(lease.body))
+
+	certificate := func(name, user string, groups ...string) principal {
+		return w.principal(t, name, w.config(t, w.Kubeconfig(user, groups...)))
+	}
+	unbound := w.principal(t, "unbound token of the account",
+		w.token(strings.TrimSpace(w.MustKubectl("-n", "kured-agent", "create", "token", "agent"))))
+	named := certificate("certificate", "kured-agent:"+mine, "kured-agent:nodes")
+	nameless := certificate("certificate of the group for no Node", "worker-1", "kured-agent:nodes")
+	stranger := certificate("stranger", "mallory", "staff")
+	named.bound, stranger.stranger = true, true
+	w.principals = []principal{unbound, named, nameless, stranger}
+	if w.since(tokensSince) {
+		token := w.principal(t, "token", w.token(w.AgentToken(mine, time.Hour)))
+		token.bound = true
+		w.principals = append(w.principals, token)
+	}
+	return w
+}
+
+func (w *world) since(version string) bool { return w.version >= version } // all of them are 1.3x
+
+func (w *world) must(t *testing.T, method, path, body string) {
+	t.Helper()
+	if err := w.Do(t.Context(), method, path, []byte(body), nil); err != nil {
+		t.Fatalf("%s %s: %v", method, path, err)
+	}
+}
+
+func (w *world) config(t *testing.T, kubeconfig string) *rest.Config {
+	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return config
+}
+
+func (w *world) token(token string) *rest.Config {
+	config := rest.AnonymousClientConfig(w.AdminConfig())
+	config.BearerToken = token
+	return config
+}
+
+func (w *world) principal(t *testing.T, name string, config *rest.Config) principal {
+	client, err := rest.HTTPClientFor(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	client.Timeout = 15 * time.Second
+	return principal{name: name, host: w.URL(), client: client}
+}
+
+// do returns the status and, when it is not 2xx, the message that a reader sees.
+func (p principal) do(ctx context.Context, method, path, kind, body string) (code int, answer string, err error) {
+	request, err := http.NewRequestWithContext(ctx, method, p.host+path, strings.NewReader(body))
+	if err != nil {
+		return 0, "", err
+	}
+	request.Header.Set("Content-Type", kind)
+	response, err := p.client.Do(request)
+	if err != nil {
+		return 0, "", err
+	}
+	defer response.Body.Close()
+	raw, err := io.ReadAll(response.Body)
+	var status struct{ Message string }
+	if json.Unmarshal(raw, &status) == nil && status.Message != "" {
+		raw = []byte(status.Message)
+	}
+	return response.StatusCode, string(bytes.TrimSpace(raw)), err
+}
+
+// try makes every attempt of a section with every credential. Where the section needs an optional manifest, it shows
+// first that the attempts are allowed without.
+func (w *world) try(t *testing.T, s section) {
+	if s.optional != "" {
+		for _, a := range s.attempts {
+			for _, p := range w.principals {
+				if code, answer, err := w.send(t, p, a, true); !p.stranger && (err != nil || code/100 != 2) {
+					t.Errorf("%s, %s, without %s: %d %s (%v)", p.name, a.what, s.optional, code, answer, err)
+				}
+			}
+		}
+		w.MustKubectl("apply", "-f", w.manifest(t, s.optional))
+		w.Eventually(s.optional+" is enforced", 20*time.Second, func() bool {
+			_, answer, _ := w.send(t, w.principals[0], s.attempts[0], true)
+			return strings.Contains(answer, namesNoNode)
+		})
+	}
+	for _, a := range s.attempts {
+		if a.given != "" {
+			w.kubectl(t, a.given)
+		}
+		for _, p := range w.principals {
+			w.refused(t, p, a)
+		}
+		if a.after != "" {
+			w.kubectl(t, a.after)
+		}
+	}
+}
+
+func (w *world) manifest(t *testing.T, name string) string {
+	root, err := cluster.ModuleRoot()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return filepath.Join(root, "packaging", "kubernetes", name)
+}
+
+// kubectl runs the words of an attempt; SPARE is a file with a slot of ours.
+func (w *world) kubectl(t *testing.T, words string) {
+	if strings.Contains(words, "SPARE") {
+		spare := filepath.Join(w.Dir(), "spare.json")
+		text := w.uids.Replace(takeSlot("", "slot-spare-0", mine, ownedByMine, "").body)
+		text = strings.Replace(text, `"name":"slot`, `"namespace":"kured-agent","name":"slot`, 1)
+		if err := os.WriteFile(spare, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		words = strings.ReplaceAll(words, "SPARE", spare)
+	}
+	w.MustKubectl(strings.Fields(words)...)
+}
+
+func (w *world) send(t *testing.T, p principal, a attempt, dry bool) (int, string, error) {
+	path := a.path
+	if dry {
+		path += "?dryRun=All"
+	}
+	kind := cmp.Or(a.kind, cluster.MergePatch)
+	if a.method != http.MethodPatch {
+		kind = "application/json"
+	}
+	return p.do(t.Context(), a.method, path, kind, w.uids.Replace(a.body))
+}
+
+// refused makes one attempt for real, or without effect as long as the policy has not heard of what was prepared.
+func (w *world) refused(t *testing.T, p principal, a attempt) {
+	want := w.answer(p, a)
+	if strings.HasPrefix(want, "accepted") {
+		if code, answer, err := w.send(t, p, a, true); err != nil || code/100 != 2 {
+			t.Errorf("%s, %s: %d %s (%v), said to be accepted", p.name, a.what, code, answer, err)
+		}
+		return
+	}
+	if a.lags {
+		w.Eventually(a.what+" is refused: "+want, 20*time.Second, func() bool {
+			_, answer, _ := w.send(t, p, a, true)
+			return strings.Contains(answer, want)
+		})
+	}
+	code, answer, err := w.send(t, p, a, false)
+	if err != nil || !refusal[code] || !strings.Contains(answer, want) {
+		t.Errorf("%s, %s: %d %s (%v), want %q", p.name, a.what, code, answer, err, want)
+	}
+}
+
+// refusal has 409 for a token with the uid of another Node, and 400 for one that the API server can't make.
+var refusal = map[int]bool{http.StatusForbidden: true, http.StatusConflict: true, http.StatusBadRequest: true}
+
+// answer is what has to be in the refusal of the attempt.
+func (w *world) answer(p principal, a attempt) string {
+	switch {
+	case p.stranger, a.because == "":
+		return a.noRight()
+	case !p.bound && !strings.HasSuffix(a.because, "is forbidden"):
+		return namesNoNode
+	case p.bound && a.certificate != "" && p.name == "certificate":
+		if a.resource == "serviceaccounts/token" && !w.since(tokensSince) {
+			return cannotBind
+		}
+		return a.certificate
+	}
+	return a.because
+}
+
+// mayDoItsWork shows with both credentials of an agent that what is refused later is not refused for another reason.
+func (w *world) mayDoItsWork(t *testing.T, p principal) {
+	if !p.bound {
+		return
+	}
+	const clean = `{"metadata":{"annotations":{"kured-agent/cordoned":null}},"spec":{"unschedulable":null,"taints":null}}`
+	take := takeSlot("", slot, mine, ownedByMine, "")
+	renew := token("", "agent", boundTo("Node", mine, uidOfMine), "")
+	evict := evictionAttempts[0]
+	for _, a := range []attempt{
+		patchNode("taint", mine, ourTaint, ""), patchNode("cordon", mine, ourCordon, ""), patchNode("return", mine, clean, ""),
+		take, {method: "GET", path: leases + "/" + slot}, {method: "GET", path: leases},
+		{method: "DELETE", path: leases + "/" + slot},
+		{method: "GET", path: "/api/v1/nodes"}, {method: "GET", path: "/api/v1/pods?fieldSelector=spec.nodeName%3D" + mine},
+		{method: "POST", path: strings.Replace(evict.path, "theirs", "ours", 1) + "?dryRun=All",
+			body: strings.Replace(evict.body, "theirs", "ours", 1)},
+	} {
+		if code, answer, err := w.send(t, p, a, false); err != nil || code/100 != 2 {
+			t.Errorf("%s, its own work %s %s: %d %s (%v)", p.name, a.method, a.path, code, answer, err)
+		}
+	}
+	code, answer, err := w.send(t, p, renew, false)
+	if !w.since(tokensSince) {
+		if !strings.Contains(answer, cannotBind) {
+			t.Errorf("%s on %s: a bound token: %d %s", p.name, w.version, code, answer)
+		}
+	} else if err != nil || code/100 != 2 {
+		t.Errorf("%s, renewal: %d %s (%v)", p.name, code, answer, err)
+	}
+}
