@@ -3,8 +3,9 @@ VERSION ?= $(shell sed -n 's/^\#\# \[\([0-9][^]]*\)\].*/\1/p' CHANGELOG.md | hea
 export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
 GOFLAGS_BUILD = -trimpath -buildvcs=false -ldflags '-s -w -X main.version=$(VERSION)'
 GOLANGCI = go run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
+OVERSTEP = go test -tags integration -count 1 -v -run Overstep ./test/overstep
 
-.PHONY: help build test test-unit test-integration lint package e2e demo bench fleet clean
+.PHONY: help build test test-unit test-integration lint package e2e demo bench fleet compat vuln reproduce clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -20,7 +21,7 @@ test-unit: ## the first part: no API server
 
 test-integration: ## the second part: a real API server, built once from Go modules (7 minutes the first time)
 	test/controlplane/build.sh
-	go test -tags integration ./internal/... ./test/cluster ./test/agent
+	go test -tags integration ./internal/... ./test/cluster ./test/agent ./test/overstep
 
 lint: ## golangci-lint, pinned
 	$(GOLANGCI) run ./...
@@ -49,6 +50,17 @@ fleet: ## the double drain, 5,000 waiting agents and a million schedules, counte
 	test/controlplane/build.sh
 	go test -tags fleet -timeout 5m -count 1 -v -run 'Schedule' ./internal/slot
 	go test -tags fleet -timeout 15m -count 1 -v -parallel 2 ./test/fleet
+
+compat: ## the cluster's side on API servers of 1.30 to 1.33, built once from Go modules (10 minutes the first time)
+	test/controlplane/build.sh
+	KURED_AGENT_APISERVER=$$(test/controlplane/older.sh 1.30.14) KURED_AGENT_APISERVER_VERSIONS=1.30 $(OVERSTEP)
+	KURED_AGENT_APISERVER=$$(test/controlplane/older.sh 1.33.13) KURED_AGENT_APISERVER_VERSIONS='1.31 1.32 1.33' $(OVERSTEP)
+
+vuln: ## known vulnerabilities that the programs reach (needs a network)
+	test/vuln.sh
+
+reproduce: ## build the packages twice, as two strangers would, and compare the bytes
+	VERSION=$(VERSION) packaging/reproduce.sh
 
 clean: ## remove what was built here (caches stay)
 	rm -rf dist

@@ -15,10 +15,20 @@ for page in docs/man/*.[158]; do
     gzip -9nc "$page" >"dist/man/${page##*/}.gz"
 done
 
+# With the Go that go.mod names, and for any processor of its kind, whatever the builder has or prefers. COMPILE_CACHE is
+# a build cache for our programs alone.
+toolchain=$(sed -n 's/^toolchain //p' go.mod)
+pinned() {
+    env ${COMPILE_CACHE:+GOCACHE="$COMPILE_CACHE"} GOTOOLCHAIN="$toolchain" GOFLAGS= GOEXPERIMENT= \
+        GOAMD64=v1 GOARM64=v8.0 go "$@"
+}
+
+# compile ARCH: the programs, and for each its licences and its bill of materials.
 compile() {
     for program in kured-agent kubectl-kured; do
-        CGO_ENABLED=0 GOOS=linux GOARCH=$1 go build -trimpath -buildvcs=false \
+        CGO_ENABLED=0 GOOS=linux GOARCH=$1 pinned build -trimpath -buildvcs=false \
             -ldflags "-s -w -X main.version=$VERSION" -o "dist/$1/$program" "./cmd/$program"
+        pinned run ./packaging/bill -version "$VERSION" "dist/$1/$program"
     done
 }
 host=$(go env GOHOSTARCH)
