@@ -42,7 +42,8 @@ func policies(t *testing.T, _ *cluster.Cluster, figures *table) {
 	c.Pod("another", "elsewhere", cluster.PodOptions{})
 	agent := client(t, c)
 	node := policy{t: t, c: c, file: "policy-node.yaml", probe: func() error {
-		return send(t, agent, http.MethodPatch, c.URL()+"/api/v1/nodes/"+policedNode+"?dryRun=All", `{"spec":{"podCIDR":"10.9.0.0/24"}}`)
+		return send(t, agent, http.MethodPatch, c.URL()+"/api/v1/nodes/"+policedNode+"?dryRun=All",
+			`{"spec":{"podCIDR":"10.9.0.0/24"}}`)
 	}}
 	eviction := policy{t: t, c: c, file: "optional/policy-eviction.yaml", probe: func() error {
 		return evict(t, c, agent, "elsewhere")
@@ -62,8 +63,9 @@ func policies(t *testing.T, _ *cluster.Cluster, figures *table) {
 	node.figure(figures, "policy on a status patch of a kubelet", time.Millisecond, each, patch(admin, "/status"))
 	node.apply()
 	one := func(who *http.Client) func(int) error { return func(int) error { return evict(t, c, who, "crowd-0") } }
-	eviction.figure(figures, fmt.Sprintf("optional policy, eviction by an agent, %d pods", crowd), 40*time.Millisecond, each/5, one(agent))
-	eviction.figure(figures, fmt.Sprintf("optional policy, eviction by another, %d pods", crowd), 15*time.Millisecond, each/5, one(admin))
+	among := fmt.Sprintf(", %d pods", crowd)
+	eviction.figure(figures, "optional policy, eviction by an agent"+among, 40*time.Millisecond, each/5, one(agent))
+	eviction.figure(figures, "optional policy, eviction by another"+among, 15*time.Millisecond, each/5, one(admin))
 }
 
 func client(t *testing.T, c *cluster.Cluster) *http.Client {
