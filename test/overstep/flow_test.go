@@ -4,7 +4,6 @@
 package overstep
 
 import (
-	"net/http"
 	"strings"
 	"testing"
 	"time"
@@ -13,7 +12,8 @@ import (
 // queues shows that with the optional FlowSchema the requests of agents, and of nobody else, have their own queue.
 func (w *world) queues(t *testing.T) {
 	w.MustKubectl("apply", "-f", w.manifest(t, "optional/flowschema.yaml"))
-	level := strings.TrimSpace(w.MustKubectl("get", "prioritylevelconfiguration", "kured-agent", "-o", "jsonpath={.metadata.uid}"))
+	level := strings.TrimSpace(
+		w.MustKubectl("get", "prioritylevelconfiguration", "kured-agent", "-o", "jsonpath={.metadata.uid}"))
 	for _, p := range w.principals {
 		w.Eventually(p.name+" has the right queue", 20*time.Second, func() bool {
 			return (w.level(t, p) == level) == !p.stranger
@@ -27,6 +27,6 @@ func (w *world) level(t *testing.T, p principal) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	response.Body.Close()
-	return response.Header.Get(http.CanonicalHeaderKey("X-Kubernetes-PF-PriorityLevel-UID"))
+	defer response.Body.Close()
+	return response.Header.Get("X-Kubernetes-PF-PriorityLevel-UID")
 }

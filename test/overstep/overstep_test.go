@@ -28,7 +28,8 @@ import (
 const behaved = "1.34 1.35 1.36 1.37"
 
 func apiServer() (program string, versions []string) {
-	return os.Getenv("KURED_AGENT_APISERVER"), strings.Fields(cmp.Or(os.Getenv("KURED_AGENT_APISERVER_VERSIONS"), behaved))
+	return os.Getenv("KURED_AGENT_APISERVER"),
+		strings.Fields(cmp.Or(os.Getenv("KURED_AGENT_APISERVER_VERSIONS"), behaved))
 }
 
 // tokensSince is the first version whose API server binds a token to a Node without an alpha feature.
@@ -279,7 +280,8 @@ func (w *world) mayDoItsWork(t *testing.T, p principal) {
 	renew := token("", "agent", boundTo("Node", mine, uidOfMine), "")
 	evict := evictionAttempts[0]
 	for _, a := range []attempt{
-		patchNode("taint", mine, ourTaint, ""), patchNode("cordon", mine, ourCordon, ""), patchNode("return", mine, clean, ""),
+		patchNode("taint", mine, ourTaint, ""), patchNode("cordon", mine, ourCordon, ""),
+		patchNode("return", mine, clean, ""),
 		take, {method: "GET", path: leases + "/" + slot}, {method: "GET", path: leases},
 		{method: "DELETE", path: leases + "/" + slot},
 		{method: "GET", path: "/api/v1/nodes"}, {method: "GET", path: "/api/v1/pods?fieldSelector=spec.nodeName%3D" + mine},

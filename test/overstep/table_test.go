@@ -41,8 +41,8 @@ var sections = []section{{title: "Nodes", attempts: nodeAttempts}, {title: "Slot
 	{title: "Anything else", attempts: otherAttempts}}
 
 func patchNode(what, node, body, because string) attempt {
-	return attempt{what: what, verb: "patch", resource: "nodes", method: "PATCH", path: "/api/v1/nodes/" + node, body: body,
-		because: because}
+	return attempt{what: what, verb: "patch", resource: "nodes", method: "PATCH", path: "/api/v1/nodes/" + node,
+		body: body, because: because}
 }
 
 const (
@@ -59,7 +59,8 @@ const (
 	marker      = `{"metadata":{"annotations":{"kured-agent/cordoned":"b"}}}`
 	aNode       = `{"apiVersion":"v1","kind":"Node","metadata":{"name":"worker-3"}}`
 	aStatus     = `{"status":{"conditions":[{"type":"Ready","status":"True"}]}}`
-	adoptedNode = `{"metadata":{"ownerReferences":[{"apiVersion":"v1","kind":"Node","name":"worker-2","uid":"UID-OF-YOURS"}]}}`
+	adoptedNode = `{"metadata":{"ownerReferences":` +
+		`[{"apiVersion":"v1","kind":"Node","name":"worker-2","uid":"UID-OF-YOURS"}]}}`
 )
 
 var nodeAttempts = []attempt{
@@ -81,8 +82,10 @@ var nodeAttempts = []attempt{
 	humanCordon("lift the cordon of a human on its own Node", uncordon, notOurs),
 	humanCordon("put our marker on the cordon of a human, to lift it afterwards", marker,
 		"kured-agent may not put its marker on a cordon of somebody else"),
-	patchNode("change a label of its own Node", mine, `{"metadata":{"labels":{"a":"b"}}}`, "kured-agent may not change labels"),
-	patchNode("set a foreign annotation of its own Node", mine, `{"metadata":{"annotations":{"example.com/a":"b"}}}`, ownNotes),
+	patchNode("change a label of its own Node", mine, `{"metadata":{"labels":{"a":"b"}}}`,
+		"kured-agent may not change labels"),
+	patchNode("set a foreign annotation of its own Node", mine,
+		`{"metadata":{"annotations":{"example.com/a":"b"}}}`, ownNotes),
 	func() attempt {
 		a := patchNode("remove a foreign annotation of its own Node", mine,
 			`{"metadata":{"annotations":{"example.com/a":null}}}`, ownNotes)
@@ -144,7 +147,8 @@ var slotAttempts = []attempt{
 		return a
 	}(),
 	takeSlot("take a slot beyond N", "slot-default-1", mine, ownedByMine, `slot "slot-default-1" `+outsideOf),
-	takeSlot("take a slot of a pool that is not listed", "slot-mine-0", mine, ownedByMine, `slot "slot-mine-0" `+outsideOf),
+	takeSlot("take a slot of a pool that is not listed", "slot-mine-0", mine, ownedByMine,
+		`slot "slot-mine-0" `+outsideOf),
 	takeSlot("create a Lease that is no slot", "election", mine, ownedByMine, `slot "election" `+outsideOf),
 	func() attempt {
 		a := takeSlot("take a slot while the fleet is paused", slot, mine, ownedByMine, "the fleet is paused: freeze")
@@ -186,7 +190,8 @@ func boundTo(kind, name, uid string) string {
 }
 
 const (
-	aRole    = `{"apiVersion":"rbac.authorization.k8s.io/v1","kind":"ClusterRoleBinding","metadata":{"name":"x"},` + toRole
+	aRole = `{"apiVersion":"rbac.authorization.k8s.io/v1","kind":"ClusterRoleBinding","metadata":{"name":"x"},` +
+		toRole
 	toRole   = `"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"ClusterRole","name":"cluster-admin"}}`
 	aRequest = `{"apiVersion":"certificates.k8s.io/v1","kind":"CertificateSigningRequest","metadata":{"name":"x"},` +
 		`"spec":{"request":"eA==","signerName":"kubernetes.io/kube-apiserver-client","usages":["client auth"]}}`
@@ -228,8 +233,9 @@ var podAttempts = []attempt{
 
 var evictionAttempts = []attempt{{
 	what: "evict a pod of another Node", verb: "create", resource: "pods/eviction", method: "POST",
-	path: pods + "/theirs/eviction", because: `kured-agent on node "worker-1" may not evict pod default/theirs of another node`,
-	body: `{"apiVersion":"policy/v1","kind":"Eviction","metadata":{"name":"theirs","namespace":"default"}}`,
+	path:    pods + "/theirs/eviction",
+	because: `kured-agent on node "worker-1" may not evict pod default/theirs of another node`,
+	body:    `{"apiVersion":"policy/v1","kind":"Eviction","metadata":{"name":"theirs","namespace":"default"}}`,
 }}
 
 const admission = "/apis/admissionregistration.k8s.io/v1/"
@@ -240,8 +246,8 @@ var otherAttempts = []attempt{
 		path: "/api/v1/namespaces/kube-system/configmaps/extension-apiserver-authentication"},
 	{what: "change a DaemonSet", verb: "patch", resource: "daemonsets", method: "PATCH",
 		path: "/apis/apps/v1/namespaces/kube-system/daemonsets/x", body: `{"spec":{}}`},
-	{what: "remove the policy that confines it", verb: "delete", resource: "validatingadmissionpolicies", method: "DELETE",
-		path: admission + "validatingadmissionpolicies/kured-agent-node"},
+	{what: "remove the policy that confines it", verb: "delete", resource: "validatingadmissionpolicies",
+		method: "DELETE", path: admission + "validatingadmissionpolicies/kured-agent-node"},
 	{what: "unbind the policy that confines it", verb: "delete", resource: "validatingadmissionpolicybindings",
 		method: "DELETE", path: admission + "validatingadmissionpolicybindings/kured-agent-node"},
 	{what: "reach a kubelet through the API server", verb: "get", resource: "nodes/proxy", method: "GET",
@@ -256,12 +262,15 @@ type grant struct {
 }
 
 var grants = []grant{
-	{"get, list, patch", "nodes", "every Node; the policy leaves its own Node to write", "taint, cordon, and how many wait"},
+	{"get, list, patch", "nodes", "every Node; the policy leaves its own to write", "taint, cordon, and how many wait"},
 	{"list", "pods", everywhere, "which pods the drain has to move"},
 	{"create", "pods/eviction", everywhere, "the drain"},
-	{"get, list, create, delete", "leases.coordination.k8s.io", ownNamespace, "slots; the policy leaves its own to write"},
-	{"get", "configmaps kured-agent-pools", ownNamespace, "how many of a pool may be away, and whether the fleet is paused"},
-	{"create", "serviceaccounts/token agent", ownNamespace, "renewing its own token; the policy says for whom and how long"},
+	{"get, list, create, delete", "leases.coordination.k8s.io", ownNamespace,
+		"slots; the policy leaves its own to write"},
+	{"get", "configmaps kured-agent-pools", ownNamespace,
+		"how many of a pool may be away, and whether the fleet is paused"},
+	{"create", "serviceaccounts/token agent", ownNamespace,
+		"renewing its own token; the policy says for whom and how long"},
 	{"create, patch", "events", inDefault, "telling what went wrong: events about Nodes are there"},
 	{"create, patch", "events.events.k8s.io", inDefault, "the same, by its newer name"},
 }

@@ -254,7 +254,7 @@ func granted() []string {
 		case everywhere:
 			where = append(where, namespaces[1:]...)
 		}
-		for _, verb := range strings.Split(g.verbs, ", ") {
+		for verb := range strings.SplitSeq(g.verbs, ", ") {
 			for _, place := range where {
 				all = append(all, verb+" "+g.resource+" in "+place)
 			}
