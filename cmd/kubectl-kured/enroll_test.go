@@ -361,7 +361,7 @@ func TestWhatEnrollRefusesNamesTheWayOut(t *testing.T) {
 		{"no such node", &registrar{}, nil, []string{"n9"}, 1, []string{`node "n9"`, "kubectl get nodes"}},
 		{"no such account", &registrar{noAccount: true}, nil, []string{"n1"}, 1, []string{"kubectl apply -k"}},
 		{"no right", &registrar{refuse: 403}, nil, []string{"n1"}, 1, []string{"lacks this right", "--context"}},
-		{"an old API server", &registrar{refuse: 400}, nil, []string{"n1"}, 1, []string{"1.33", "--client-certificate"}},
+		{"an old API server", &registrar{refuse: 400}, nil, []string{"n1"}, 1, []string{"1.31", "--client-certificate"}},
 		{"a token that is not bound", &registrar{unbound: true}, nil, []string{"n1"}, 1, []string{"not bound", "--client-certificate"}},
 		{"an unchecked API server", &registrar{}, insecure, []string{"n1"}, 1, []string{"--certificate-authority", "--server auto"}},
 		{"denied", &registrar{denies: true, mayApprove: true}, nil, []string{"n1", "--client-certificate"}, 1,

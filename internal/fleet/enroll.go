@@ -36,7 +36,7 @@ const (
 const (
 	account  = "agent" // of the agents
 	wayApply = "kubectl apply -k packaging/kubernetes creates the service account, and --namespace names another place"
-	wayCert  = "this API server does not bind tokens to Nodes, which Kubernetes does from 1.33 on: --client-certificate " +
+	wayCert  = "this API server does not bind tokens to Nodes, which Kubernetes does from 1.31 on: --client-certificate " +
 		"makes a certificate instead"
 )
 
