@@ -1,7 +1,7 @@
 # kured-agent. `make help` lists the targets; README.md says which two a newcomer needs.
 VERSION ?= $(shell sed -n 's/^\#\# \[\([0-9][^]]*\)\].*/\1/p' CHANGELOG.md | head -n 1)
 export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
-GOFLAGS_BUILD = -trimpath -buildvcs=false -ldflags '-s -w -X main.version=$(VERSION)'
+GOFLAGS_BUILD = -trimpath -buildvcs=false -gcflags=all=-l -ldflags '-s -w -X main.version=$(VERSION)'
 GOLANGCI = go run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 OVERSTEP = go test -tags integration -count 1 -v -run Overstep ./test/overstep
 

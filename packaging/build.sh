@@ -23,10 +23,13 @@ pinned() {
         GOAMD64=v1 GOARM64=v8.0 go "$@"
 }
 
+# Without inlining a tenth of the program's pages are gone, and with them 0.9 MiB of the idle agent's resident memory. It
+# waits for a living, so the calls that this costs are never noticed.
+
 # compile ARCH: the programs, and for each its licences and its bill of materials.
 compile() {
     for program in kured-agent kubectl-kured; do
-        CGO_ENABLED=0 GOOS=linux GOARCH=$1 pinned build -trimpath -buildvcs=false \
+        CGO_ENABLED=0 GOOS=linux GOARCH=$1 pinned build -trimpath -buildvcs=false -gcflags=all=-l \
             -ldflags "-s -w -X main.version=$VERSION" -o "dist/$1/$program" "./cmd/$program"
         pinned run ./packaging/bill -version "$VERSION" "dist/$1/$program"
     done

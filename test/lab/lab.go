@@ -36,8 +36,8 @@ var Build = sync.OnceValues(func() (string, error) {
 		return "", err
 	}
 	path := filepath.Join(dir, "kured-agent")
-	build := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w -X main.version=lab", "-o",
-		path, "./cmd/kured-agent")
+	build := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-gcflags=all=-l", // as packaging/build.sh does
+		"-ldflags", "-s -w -X main.version=lab", "-o", path, "./cmd/kured-agent")
 	build.Dir = root
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
