@@ -331,7 +331,7 @@ func (c *Cluster) StopAPIServer() { c.apiServer().stop(5 * time.Second) }
 func (c *Cluster) KillAPIServer() { c.apiServer().stop(0) }
 
 // PauseAPIServer makes the API server accept connections and answer nothing.
-func (c *Cluster) PauseAPIServer() { c.apiServer().signal(syscall.SIGSTOP) }
+func (c *Cluster) PauseAPIServer() { c.apiServer().pause() }
 
 // ResumeAPIServer undoes PauseAPIServer.
 func (c *Cluster) ResumeAPIServer() { c.apiServer().signal(syscall.SIGCONT) }

@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -59,6 +61,24 @@ func (p *process) ended() bool {
 }
 
 func (p *process) signal(s os.Signal) { _ = p.cmd.Process.Signal(s) }
+
+// pause stops the process and returns when it stands: the signal is taken a moment later, thread by thread.
+func (p *process) pause() {
+	p.signal(syscall.SIGSTOP)
+	for deadline := time.Now().Add(5 * time.Second); !p.stands() && time.Now().Before(deadline); {
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// stands says whether every thread is stopped.
+func (p *process) stands() bool {
+	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", p.cmd.Process.Pid))
+	return err == nil && !slices.ContainsFunc(threads, func(path string) bool {
+		stat, err := os.ReadFile(path)
+		_, rest, _ := strings.Cut(string(stat), ") ") // the name before it may contain anything
+		return err == nil && !strings.HasPrefix(rest, "T")
+	})
+}
 
 // stop asks with SIGTERM and insists with SIGKILL after grace.
 func (p *process) stop(grace time.Duration) {
