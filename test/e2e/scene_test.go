@@ -25,6 +25,7 @@ const (
 	debian11 = "bullseye"
 	debian12 = "bookworm"
 	debian13 = "trixie"
+	debian14 = "forky"
 
 	cycleBound = 2 * time.Minute // of one whole reboot on a busy machine
 )

@@ -13,12 +13,13 @@ import (
 	"github.com/kured-agent/kured-agent/test/machines"
 )
 
-// kubeletService stands for the kubelet in the order of units, and says when it is stopped.
+// kubeletService stands for the kubelet in the order of units, and says when it is stopped. Its programs are where they
+// are also on the machine without a merged /usr, Debian 11.
 const kubeletService = `[Unit]
 Description=Stands for the kubelet
 [Service]
-ExecStart=/usr/bin/sleep infinity
-ExecStop=/usr/bin/echo the kubelet is stopped
+ExecStart=/bin/sleep infinity
+ExecStop=/bin/echo the kubelet is stopped
 [Install]
 WantedBy=multi-user.target
 `

@@ -12,6 +12,9 @@ import (
 	"github.com/kured-agent/kured-agent/test/cluster"
 )
 
+// auto is quick with the kind of reboot that its reason needs.
+const auto = "[reboot]\nmethod = \"auto\"\nmin_interval = \"0s\"\n[boot]\nsettle = \"0s\"\n"
+
 // softReboots is systemd's own count, and empty in the middle of one.
 func (n *node) softReboots() string {
 	out, _ := n.Exec("systemctl", "show", "--property=SoftRebootsCount", "--value")
@@ -20,8 +23,25 @@ func (n *node) softReboots() string {
 
 // A soft reboot keeps the kernel and its boot id, /run and what lies there: all the agent's proofs have to do without.
 func TestASoftRebootIsProvenWithoutANewBootID(t *testing.T) {
+	for _, suite := range []string{debian13, debian14} {
+		t.Run(suite, func(t *testing.T) { softReboot(t, suite) })
+	}
+}
+
+func TestASoftRebootIsAFullOneWhereSystemdHasNone(t *testing.T) {
+	for _, suite := range []string{debian11, debian12} {
+		t.Run(suite, func(t *testing.T) {
+			n := newScene(t).node("soft-"+suite[:4], suite, auto).enable()
+			n.Write("/run/reboot-needed", "soft-reboot\n", 0o644)
+			n.waitReturned(2)
+			n.mustHaveBoots(2)
+		})
+	}
+}
+
+func softReboot(t *testing.T, suite string) {
 	s := newScene(t)
-	n := s.node("soft-trix", debian13, "[reboot]\nmethod = \"auto\"\nmin_interval = \"0s\"\n[boot]\nsettle = \"0s\"\n").enable()
+	n := s.node("soft-"+suite[:4], suite, auto).enable()
 	s.c.Pod(n.Name(), "soft", cluster.PodOptions{Owner: "ReplicaSet"})
 	s.c.WaitRunning("soft")
 	boot := n.BootID()
