@@ -21,6 +21,9 @@ type = "file"
 path = "/run/reboot-required"
 [[source]]
 type = "request"
+[[source]]
+type = "systemd-unit"
+unit = "kured-reboot-required.target"
 ` + machines.UpdaterSource
 
 func TestAMachineGoesThroughTheWholeCycle(t *testing.T) {
@@ -43,6 +46,7 @@ func TestAMachineGoesThroughTheWholeCycle(t *testing.T) {
 					n.Signal("NEED_REBOOT")
 				}},
 				{"by request", func() { n.MustRun("kured-agent", "request", "microcode", "new CPU microcode") }},
+				{"by target", func() { n.MustRun("systemctl", "start", "kured-reboot-required.target") }},
 			} {
 				before := len(s.c.Requests(cluster.NodeWrites(n.Name())))
 				agents := func(r cluster.Request) bool {
@@ -73,7 +77,7 @@ func TestAMachineGoesThroughTheWholeCycle(t *testing.T) {
 			}
 			// The need did not come back, so neither does the reboot.
 			n.eventually("the agent is idle", 30*time.Second, func() bool { return n.phase() == "Idle" })
-			n.mustHaveBoots(4)
+			n.mustHaveBoots(5)
 		})
 	}
 }
