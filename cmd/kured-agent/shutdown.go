@@ -77,13 +77,13 @@ func drainDue(ctx context.Context) (bool, error) {
 	if down, err := systemd.GoingDown(ctx); err != nil || !down {
 		return false, err
 	}
-	active, file, err := systemd.Installed(ctx, bootUnit)
+	active, files, err := systemd.Installed(ctx, []string{bootUnit})
 	if err != nil {
 		return false, err
 	}
-	if active == units.NotFound || file == "disabled" || strings.HasPrefix(file, "masked") {
+	if file := files[bootUnit]; active[bootUnit] == "" || file == "disabled" || strings.HasPrefix(file, "masked") {
 		return false, fmt.Errorf("cordoning: nothing would give the node back after the boot, %s is %s",
-			bootUnit, cmp.Or(file, active))
+			bootUnit, cmp.Or(file, units.NotFound))
 	}
 	return true, nil
 }

@@ -62,21 +62,26 @@ func Table() []Row {
 
 // Units is asked for the state of units.
 type Units interface {
-	// Installed returns ActiveState and UnitFileState of a unit; "not-found" and "" when there is none.
-	Installed(ctx context.Context, name string) (active, file string, err error)
+	// Installed returns ActiveState and UnitFileState of those of the units that exist, by name.
+	Installed(ctx context.Context, names []string) (active, file map[string]string, err error)
 }
 
 // Find returns the programs below root that reboot the host by themselves, nil when there is none. An error says which
-// programs could not be judged; the others were. It costs some forty calls on the bus: not for a tight loop.
+// programs could not be judged; the others were. It reads files: not for a tight loop.
 func Find(ctx context.Context, root string, units Units) ([]Manager, error) {
+	var names []string
+	for _, p := range programs {
+		names = append(names, p.units...)
+	}
+	active, file, err := units.Installed(ctx, names)
+	if err != nil {
+		return nil, fmt.Errorf("asking systemd for programs that reboot this host: %w", err)
+	}
 	var found []Manager
 	var unknown []error
 	for _, p := range programs {
-		m, reboots, err := p.find(ctx, root, units)
+		m, reboots, err := p.find(root, active, file)
 		switch {
-		case errors.Is(err, errUnits):
-			// No use in asking a bus that is gone about the others: each question may take its whole timeout.
-			return found, errors.Join(append(unknown, err)...)
 		case err != nil:
 			unknown = append(unknown, err)
 		case reboots:
@@ -86,18 +91,15 @@ func Find(ctx context.Context, root string, units Units) ([]Manager, error) {
 	return found, errors.Join(unknown...)
 }
 
-// errUnits marks what kept systemd from answering.
-var errUnits = errors.New("asking systemd")
-
-func (p program) find(ctx context.Context, root string, units Units) (Manager, bool, error) {
-	var f facts
-	var err error
-	if f.units, err = p.running(ctx, units); err != nil || len(f.units) == 0 {
-		return Manager{}, false, err
+func (p program) find(root string, active, file map[string]string) (Manager, bool, error) {
+	f := facts{units: p.running(active, file)}
+	if len(f.units) == 0 {
+		return Manager{}, false, nil
 	}
 	if p.needs != "" && !exists(filepath.Join(root, p.needs)) {
 		return Manager{}, false, nil
 	}
+	var err error
 	if f.files, err = p.read(root); err != nil {
 		return Manager{}, false, fmt.Errorf("looking for %s: %w", p.name, err)
 	}
@@ -106,21 +108,17 @@ func (p program) find(ctx context.Context, root string, units Units) (Manager, b
 }
 
 // running returns those units of the program that run now or would after the next boot.
-func (p program) running(ctx context.Context, units Units) ([]unit, error) {
+func (p program) running(active, file map[string]string) []unit {
 	var on []unit
 	for _, name := range p.units {
-		active, file, err := units.Installed(ctx, name)
-		if err != nil {
-			return nil, fmt.Errorf("looking for %s: %w about %q: %w", p.name, errUnits, name, err)
-		}
 		switch {
-		case slices.Contains([]string{"active", "activating", "reloading", "refreshing"}, active):
+		case slices.Contains([]string{"active", "activating", "reloading", "refreshing"}, active[name]):
 			on = append(on, unit{name: name, active: true})
-		case file == "enabled" || file == "enabled-runtime":
+		case file[name] == "enabled" || file[name] == "enabled-runtime":
 			on = append(on, unit{name: name})
 		}
 	}
-	return on, nil
+	return on
 }
 
 func exists(path string) bool {

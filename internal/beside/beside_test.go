@@ -37,12 +37,13 @@ func tree(t *testing.T, files map[string]string) string {
 // fakeUnits are ActiveState and UnitFileState by name, e.g. "active enabled".
 type fakeUnits map[string]string
 
-func (f fakeUnits) Installed(_ context.Context, name string) (active, file string, err error) {
-	state, ok := f[name]
-	if !ok {
-		return "not-found", "", nil
+func (f fakeUnits) Installed(_ context.Context, names []string) (active, file map[string]string, err error) {
+	active, file = map[string]string{}, map[string]string{}
+	for _, name := range names {
+		if state, ok := f[name]; ok {
+			active[name], file[name], _ = strings.Cut(state, " ")
+		}
 	}
-	active, file, _ = strings.Cut(state, " ")
 	return active, file, nil
 }
 
@@ -439,7 +440,7 @@ func TestUnitsAreAskedOfSystemdAndOneFailureEndsTheLook(t *testing.T) {
 	}
 	systemd.Disconnect()
 	found, err = Find(t.Context(), t.TempDir(), c)
-	if found != nil || err == nil || strings.Count(err.Error(), "looking for") != 1 {
+	if found != nil || err == nil || !strings.Contains(err.Error(), "asking systemd") {
 		t.Errorf("without systemd found %q, %v", found, err)
 	}
 }

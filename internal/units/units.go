@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -46,17 +47,6 @@ func New(b *bus.Bus) *Client { return &Client{bus: b} }
 
 // Active returns ActiveState and SubState of a unit, loading it if need be; NotFound and "" when there is none.
 func (c *Client) Active(ctx context.Context, name string) (state, sub string, err error) {
-	return c.active(ctx, name, "SubState")
-}
-
-// Installed returns ActiveState and UnitFileState ("enabled", "disabled", "masked", "static", …) of a unit, loading it
-// if need be; NotFound and "" when there is none.
-func (c *Client) Installed(ctx context.Context, name string) (state, file string, err error) {
-	return c.active(ctx, name, "UnitFileState")
-}
-
-// active returns ActiveState and one more property of a unit.
-func (c *Client) active(ctx context.Context, name, second string) (state, value string, err error) {
 	object, err := c.object(ctx, "LoadUnit", name)
 	if err != nil {
 		return "", "", err
@@ -71,10 +61,61 @@ func (c *Client) active(ctx context.Context, name, second string) (state, value 
 	if state, err = property[string](ctx, c, object, unit, "ActiveState"); err != nil {
 		return "", "", err
 	}
-	if value, err = property[string](ctx, c, object, unit, second); err != nil {
+	if sub, err = property[string](ctx, c, object, unit, "SubState"); err != nil {
 		return "", "", err
 	}
-	return state, value, nil
+	return state, sub, nil
+}
+
+// Installed returns ActiveState and UnitFileState ("enabled", "disabled", "masked", "static", …) of those of the units
+// that exist. It costs two calls, however many they are.
+func (c *Client) Installed(ctx context.Context, names []string) (active, file map[string]string, err error) {
+	body, err := c.call(ctx, "ListUnitsByNames", names)
+	if err != nil {
+		return nil, nil, err
+	}
+	listed, err := parseUnits(body)
+	if err != nil {
+		return nil, nil, err
+	}
+	active, file = map[string]string{}, map[string]string{}
+	for _, u := range listed {
+		if u.load != NotFound {
+			active[u.name] = u.active
+		}
+	}
+	if body, err = c.call(ctx, "ListUnitFilesByPatterns", []string{}, names); err != nil {
+		return nil, nil, err
+	}
+	if file, err = parseFiles(body); err != nil {
+		return nil, nil, err
+	}
+	return active, file, nil
+}
+
+// parseFiles reads a(ss): path and state of unit files.
+func parseFiles(body []any) (map[string]string, error) {
+	bad := errors.New("reading a list of unit files: not a(ss)")
+	if len(body) != 1 {
+		return nil, bad
+	}
+	list, ok := body[0].([][]any)
+	if !ok {
+		return nil, bad
+	}
+	states := map[string]string{}
+	for _, fields := range list {
+		if len(fields) != 2 {
+			return nil, bad
+		}
+		file, ok1 := fields[0].(string)
+		state, ok2 := fields[1].(string)
+		if !ok1 || !ok2 {
+			return nil, bad
+		}
+		states[filepath.Base(file)] = state
+	}
+	return states, nil
 }
 
 // SoftReboots returns how many soft reboots this boot of the kernel has seen, and when the newest began the userspace
@@ -165,13 +206,16 @@ func (c *Client) Failed(ctx context.Context, target string) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	failed, err := parseUnits(body)
+	listed, err := parseUnits(body)
 	if err != nil {
 		return nil, err
 	}
-	failed = slices.DeleteFunc(failed, func(name string) bool {
-		return !slices.Contains(needed, name)
-	})
+	var failed []string
+	for _, u := range listed {
+		if slices.Contains(needed, u.name) {
+			failed = append(failed, u.name)
+		}
+	}
 	slices.Sort(failed)
 	return failed, nil
 }
@@ -186,8 +230,11 @@ func (c *Client) requires(ctx context.Context, target string) (dbus.ObjectPath, 
 	return object, needed, err
 }
 
-// parseUnits reads the names in a(ssssssouso).
-func parseUnits(body []any) ([]string, error) {
+// listed is a unit in an answer of systemd.
+type listed struct{ name, load, active string }
+
+// parseUnits reads a(ssssssouso): name, description, LoadState, ActiveState and more.
+func parseUnits(body []any) ([]listed, error) {
 	bad := errors.New("reading a list of units: not a(ssssssouso)")
 	if len(body) != 1 {
 		return nil, bad
@@ -196,18 +243,20 @@ func parseUnits(body []any) ([]string, error) {
 	if !ok {
 		return nil, bad
 	}
-	names := make([]string, 0, len(list))
+	units := make([]listed, 0, len(list))
 	for _, fields := range list {
 		if len(fields) != 10 {
 			return nil, bad
 		}
-		name, ok := fields[0].(string)
-		if !ok {
+		name, ok1 := fields[0].(string)
+		load, ok2 := fields[2].(string)
+		active, ok3 := fields[3].(string)
+		if !ok1 || !ok2 || !ok3 {
 			return nil, bad
 		}
-		names = append(names, name)
+		units = append(units, listed{name, load, active})
 	}
-	return names, nil
+	return units, nil
 }
 
 // Watch calls hint when a property of the unit changed, and whenever changes may have been missed. systemd sends

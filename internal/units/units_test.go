@@ -53,11 +53,9 @@ func TestTheStateOfAUnitsFileIsRead(t *testing.T) {
 	systemd := bustest.NewSystemd1(d)
 	systemd.SetUnit("masked.timer", bustest.FakeUnit{Load: "masked", Active: "active", File: "masked"})
 	c := client(t, d)
-	if state, file, err := c.Installed(t.Context(), "masked.timer"); err != nil || state != "active" || file != "masked" {
+	state, file, err := c.Installed(t.Context(), []string{"none.service", "masked.timer"})
+	if err != nil || len(state) != 1 || state["masked.timer"] != "active" || len(file) != 1 || file["masked.timer"] != "masked" {
 		t.Errorf("Installed = %q, %q, %v", state, file, err)
-	}
-	if state, file, err := c.Installed(t.Context(), "none.service"); err != nil || state != NotFound || file != "" {
-		t.Errorf("Installed of no unit = %q, %q, %v", state, file, err)
 	}
 }
 
@@ -181,9 +179,12 @@ func FuzzAnswers(f *testing.F) {
 			fields = append(fields, []any{s, n, dbus.ObjectPath(s)}[i%3])
 		}
 		for _, body := range [][]any{{[][]any{fields}}, {fields}, fields, nil} {
-			if names, err := parseUnits(body); err == nil && len(names) == 1 && names[0] != s {
+			if names, err := parseUnits(body); err == nil && len(names) == 1 && names[0].name != s {
 				t.Errorf("names %q", names)
 			}
+		}
+		if states, err := parseFiles([]any{[][]any{fields}}); err != nil && states != nil {
+			t.Errorf("both %v and %v", states, err)
 		}
 		for _, v := range []any{[]any{n, dbus.ObjectPath(s)}, fields, s, nil} {
 			if _, object, err := parseJob(v); err == nil && !strings.HasPrefix(string(object), "/") {

@@ -105,6 +105,14 @@ func NewSystemd1(d *Daemon) *FakeSystemd1 {
 		"StartUnit": func(name, mode string) (dbus.ObjectPath, *dbus.Error) {
 			return "/org/freedesktop/systemd1/job/7", f.called("StartUnit", name, mode)
 		},
+		"ListUnitsByNames": func(names []string) ([]listedUnit, *dbus.Error) {
+			err := f.called("ListUnitsByNames", names)
+			return f.named(names), err
+		},
+		"ListUnitFilesByPatterns": func(states, patterns []string) ([]listedFile, *dbus.Error) {
+			err := f.called("ListUnitFilesByPatterns", states, patterns)
+			return f.files(patterns), err
+		},
 		"ListUnitsFiltered": func(states []string) ([]listedUnit, *dbus.Error) {
 			err := f.called("ListUnitsFiltered", states)
 			return f.list(states), err
@@ -121,6 +129,36 @@ type listedUnit struct {
 	Job                                             uint32
 	JobType                                         string
 	JobPath                                         dbus.ObjectPath
+}
+
+// named lists each of the units, also one that does not exist, as systemd does.
+func (f *FakeSystemd1) named(names []string) []listedUnit {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var out []listedUnit
+	for _, name := range names {
+		u, ok := f.units[name]
+		if !ok {
+			u = FakeUnit{Load: "not-found", Active: "inactive", Sub: "dead"}
+		}
+		out = append(out, listedUnit{Name: name, Load: u.Load, Active: u.Active, Sub: u.Sub, Path: UnitPath(name), JobPath: "/"})
+	}
+	return out
+}
+
+type listedFile struct{ Path, State string }
+
+// files lists those of the units that have a file, by their names alone: patterns are not needed here.
+func (f *FakeSystemd1) files(names []string) []listedFile {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var out []listedFile
+	for _, name := range names {
+		if u := f.units[name]; u.File != "" {
+			out = append(out, listedFile{"/usr/lib/systemd/system/" + name, u.File})
+		}
+	}
+	return out
 }
 
 func (f *FakeSystemd1) list(states []string) []listedUnit {
