@@ -66,9 +66,10 @@ type Agent struct {
 	refusal    string        // of the newest preflight; empty: none
 	refusalAt  time.Duration // uptime of it; zero: none yet
 	beside     []string      // told
-	// besideFound is what the newest look on the host found, at uptime besideAt; zero: none yet.
+	// besideFound is what the newest look on the host found, besideNext the uptime of the next; zero: none yet.
 	besideFound []string
-	besideAt    time.Duration
+	besideNext  time.Duration
+	besidePods  time.Duration // uptime of the next look at the pods for those among them; zero: there are none
 	recheckAt   time.Duration // uptime of the next look for start-up taints; zero: none
 	rechecked   int
 	undone      bool // while stopping: the API server has shown that nothing of ours is left

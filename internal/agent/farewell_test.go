@@ -199,3 +199,72 @@ func TestAfterASoftRebootOnlyAKubeletThatSpokeSinceCounts(t *testing.T) {
 		t.Error("a kubelet of another kernel is fit")
 	}
 }
+
+// besidePod is a pod of kured on our node. What the loop knows of it is from the newest look at the pods.
+type besidePod struct {
+	simDrain
+	there, seen *bool
+	fails       *int // looks on the host to come that fail
+	onHost      *bool
+}
+
+func (b besidePod) Look(ctx context.Context) (plan.Pods, error) {
+	p, err := b.simDrain.Look(ctx)
+	*b.seen = *b.there
+	return p, err
+}
+
+func (b besidePod) Find(context.Context) ([]string, error) {
+	if *b.fails > 0 {
+		*b.fails--
+		return nil, errors.New("asking systemd: no answer")
+	}
+	if *b.onHost {
+		return []string{"locksmithd reboots this host by itself"}, nil
+	}
+	return nil, nil
+}
+
+func (b besidePod) Pods() []string {
+	if *b.seen {
+		return []string{"kured reboots this host by itself"}
+	}
+	return nil
+}
+
+func beside(s *sim) besidePod {
+	b := besidePod{simDrain{s}, new(bool), new(bool), new(int), new(bool)}
+	s.tweak = func(a *Agent, _ bool) { a.Beside, a.Drainer, a.Policy.RefuseBeside = b, b, true }
+	return b
+}
+
+func TestANodeGoesOnOnceThePodThatWouldRebootItIsGone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSim(t).booted(1)
+		b := beside(s)
+		*b.there = true
+		s.after(3*time.Hour, func() {
+			if s.taken > 0 || !s.node.Tainted || s.listings > 20 {
+				t.Errorf("%d slots, node %+v, %d listings", s.taken, s.node, s.listings)
+			}
+			*b.there = false
+		})
+		s.runFor(4 * time.Hour)
+		if s.reboots != 1 {
+			t.Errorf("%d reboots in the hour after kured was removed", s.reboots)
+		}
+	})
+}
+
+func TestALookForOtherProgramsThatFailedIsRepeatedSoon(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSim(t).booted(1)
+		b := beside(s)
+		*b.onHost, *b.fails, s.stuck = true, 1, true
+		s.runFor(5 * time.Minute)
+		s.notHeld("a few minutes after the failure")
+		if s.reboots > 0 {
+			t.Errorf("%d reboots beside another program", s.reboots)
+		}
+	})
+}

@@ -187,17 +187,26 @@ func (a *Agent) observeDelay(ctx context.Context, o *plan.Observed) {
 // besideEvery is the pace of looks for other programs that reboot this host: each is some forty questions to systemd.
 const besideEvery = 10 * time.Minute
 
+// besideAgain is the pause after a look that could not judge all: what it missed must not be raced for long.
+const besideAgain = time.Minute
+
 func (a *Agent) observeBeside(ctx context.Context, o *plan.Observed) {
 	if a.Beside == nil || a.stopping {
 		return
 	}
-	if a.besideAt == 0 || active(*o) && o.Uptime-a.besideAt >= besideEvery {
+	if a.besideNext == 0 || active(*o) && o.Uptime >= a.besideNext {
 		found, err := a.Beside.Find(ctx)
+		a.besideFound, a.besideNext = found, o.Uptime+besideEvery
 		if err != nil {
 			a.Logger.Debug("looking for other programs that reboot this host", "err", err)
+			a.besideNext = o.Uptime + besideAgain
 		}
-		a.besideFound, a.besideAt = found, max(o.Uptime, 1)
 	}
+	a.tellBeside(o)
+}
+
+// tellBeside joins what runs on the host and what runs in pods.
+func (a *Agent) tellBeside(o *plan.Observed) {
 	now := append(slices.Clone(a.besideFound), a.Beside.Pods()...)
 	for _, program := range now {
 		if !slices.Contains(a.beside, program) {
@@ -205,6 +214,27 @@ func (a *Agent) observeBeside(ctx context.Context, o *plan.Observed) {
 		}
 	}
 	a.beside, o.Beside = now, now
+}
+
+// lookBeside looks again for the pods that reboot this host. The node waits while there is one, and nothing else lists
+// pods then: one that is gone would hold the node back for ever.
+func (a *Agent) lookBeside(ctx context.Context, o *plan.Observed) {
+	waits := o.Slot.State == plan.SlotNone && o.Need == plan.Required && !a.stopping
+	if a.Beside == nil || !waits || len(a.Beside.Pods()) == 0 {
+		a.besidePods = 0
+		return
+	}
+	switch {
+	case a.besidePods == 0:
+		a.besidePods = o.Uptime + besideEvery
+	case o.Uptime >= a.besidePods:
+		a.besidePods = o.Uptime + besideEvery
+		if _, err := a.Drainer.Look(ctx); err != nil {
+			a.Logger.Debug("looking for pods that reboot this host", "err", err)
+			return
+		}
+		a.tellBeside(o)
+	}
 }
 
 // gatesEvery is the pace of looks at the gates: each is a query somewhere, and hints come as often as others like.
@@ -307,6 +337,7 @@ func (a *Agent) readCluster(ctx context.Context, o *plan.Observed) error {
 		return a.readHealth(ctx, o)
 	}
 	a.fitSince = 0
+	a.lookBeside(ctx, o)
 	a.readPods(ctx, o)
 	return nil
 }
