@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
+
 	"github.com/kured-agent/kured-agent/internal/api"
 	"github.com/kured-agent/kured-agent/internal/text"
 )
@@ -66,13 +68,13 @@ func (c *Client) Nodes(ctx context.Context, pool string) (int, error) {
 
 // budget says why no slot may be taken for the health of the other nodes, or nothing. A node that reboots counts as not
 // Ready too. It is asked only when a slot is free.
-func (c *Client) budget(ctx context.Context, r Request) (why string, err error) {
+func (c *Client) budget(ctx context.Context, r Request, leases []coordinationv1.Lease) (why string, err error) {
 	if r.ControlPlane {
 		others, err := c.others(ctx, controlPlaneLabel)
 		if err != nil {
 			return "", err
 		}
-		if why := lastOfControlPlane(others); why != "" {
+		if why := lastOfControlPlane(others, leases); why != "" {
 			return why, nil
 		}
 		if r.Pool == controlPlanePool {
@@ -96,11 +98,40 @@ type health struct {
 }
 
 // lastOfControlPlane keeps one control-plane node beside us Ready, where there is one beside us (kubereboot/kured#841).
-func lastOfControlPlane(others []health) string {
-	if len(others) == 0 || slices.ContainsFunc(others, func(n health) bool { return n.ready }) {
+// One that holds a slot may be Ready, and will not be in a moment.
+func lastOfControlPlane(others []health, leases []coordinationv1.Lease) string {
+	var down []health
+	for _, n := range others {
+		leaves := ofNode(leases, n.name) != nil
+		if n.ready && !leaves {
+			return ""
+		}
+		if leaves {
+			n.name += " with a slot"
+		}
+		down = append(down, n)
+	}
+	if len(down) == 0 {
 		return ""
 	}
-	return fmt.Sprintf("no other control-plane node is Ready (%s): a reboot would leave 0", names(others))
+	return fmt.Sprintf("no other control-plane node is Ready (%s): a reboot would leave 0", names(down))
+}
+
+// unlessLast gives a slot back that leaves the control plane without a Ready node: of two that took theirs at the same
+// moment, each looked before the other's was there. Slots of all pools count.
+func (c *Client) unlessLast(ctx context.Context, mine Result) (Result, error) {
+	leases, err := c.list(ctx, "", false)
+	why := ""
+	if err == nil {
+		var others []health
+		if others, err = c.others(ctx, controlPlaneLabel); err == nil {
+			why = lastOfControlPlane(others, leases)
+		}
+	}
+	if err == nil && why == "" {
+		return mine, nil
+	}
+	return Result{Why: why}, errors.Join(err, c.Release(context.WithoutCancel(ctx), mine.Name, mine.UID))
 }
 
 // overBudget allows most of the pool's other nodes to be not Ready; nil: any number.

@@ -4,7 +4,12 @@ package slot
 
 import (
 	"strings"
+	"sync"
 	"testing"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+
+	"github.com/kured-agent/kured-agent/internal/kube/kubetest"
 )
 
 func TestTheLastReadyControlPlaneNodeIsKept(t *testing.T) {
@@ -12,13 +17,16 @@ func TestTheLastReadyControlPlaneNodeIsKept(t *testing.T) {
 		others []health
 		want   string
 	}
+	leases := []coordinationv1.Lease{*testLease("slot-control-plane-0", "cp4", "b4")}
 	for name, c := range map[string]situation{
 		"alone":                {},
 		"another one is Ready": {[]health{{"cp2", false}, {"cp3", true}}, ""},
 		"two of three are not": {[]health{{"cp2", false}, {"cp3", false}},
 			"no other control-plane node is Ready (cp2, cp3): a reboot would leave 0"},
+		"the Ready one is about to reboot": {[]health{{"cp2", false}, {"cp4", true}},
+			"no other control-plane node is Ready (cp2, cp4 with a slot): a reboot would leave 0"},
 	} {
-		if got := lastOfControlPlane(c.others); got != c.want {
+		if got := lastOfControlPlane(c.others, leases); got != c.want {
 			t.Errorf("%s: %q, want %q", name, got, c.want)
 		}
 	}
@@ -103,5 +111,32 @@ func TestAnAnswerAboutTheOtherNodesThatCannotBeReadTakesNoSlot(t *testing.T) {
 	got, err := c.Acquire(t.Context(), Request{Pool: "control-plane", NodeUID: "u1", Boot: "b1", ControlPlane: true})
 	if err == nil || got.Taken || s.created != 0 {
 		t.Errorf("got %+v, %v", got, err)
+	}
+}
+
+func TestTwoSlotsNeverTakeTheWholeControlPlane(t *testing.T) {
+	for range 20 {
+		s := newLeaseServer(map[string]string{"control-plane": "2"})
+		s.nodes = `{"columnDefinitions":[{"name":"Name"},{"name":"Status"}],
+			"rows":[{"cells":["n0","Ready"]},{"cells":["n1","Ready"]}]}`
+		k, _ := kubetest.Server(t, s)
+		var all sync.WaitGroup
+		begin := make(chan struct{})
+		for _, name := range []string{"n0", "n1"} {
+			c := New(k.Core(), k.Coordination(), Options{Namespace: "kured-agent", Node: name})
+			all.Go(func() {
+				<-begin
+				got, err := c.Acquire(t.Context(),
+					Request{Pool: "control-plane", NodeUID: "u-" + name, Boot: "b", ControlPlane: true})
+				if err != nil || !got.Taken && got.Why == "" {
+					t.Errorf("%s: %+v, %v", name, got, err)
+				}
+			})
+		}
+		close(begin)
+		all.Wait()
+		if len(s.leases) > 1 {
+			t.Fatalf("both nodes hold a slot, and none is left")
+		}
 	}
 }

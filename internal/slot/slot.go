@@ -140,12 +140,15 @@ func (c *Client) Acquire(ctx context.Context, r Request) (Result, error) {
 	case r.Look:
 		return Result{Free: true, Why: fmt.Sprintf("a slot of pool %q is free", r.Pool)}, nil
 	}
-	if why, err := c.budget(ctx, r); err != nil || why != "" {
+	if why, err := c.budget(ctx, r, leases); err != nil || why != "" {
 		return Result{Why: why}, err
 	}
 	rand.Shuffle(len(v.Free), func(i, j int) { v.Free[i], v.Free[j] = v.Free[j], v.Free[i] })
 	for _, index := range v.Free[:min(2, len(v.Free))] { // of two losers in a row, a look at the list knows more
 		result, err := c.create(ctx, slotName(r.Pool, index), r)
+		if err == nil && result.Taken && r.ControlPlane {
+			return c.unlessLast(ctx, result)
+		}
 		if err != nil || result.Taken {
 			return result, err
 		}
