@@ -81,7 +81,11 @@ func (a *Agent) spread(ctx context.Context, pool string) bool {
 		return false
 	}
 	a.queue.crowd = false
-	a.waitTurn(rand.N(a.lookEvery(ctx, pool)), "waiting a moment, since others may have begun to look just now")
+	pause := a.queue.pause()
+	if a.queue.nodes == 0 { // else the others would count at this very moment too
+		pause = a.lookEvery(ctx, pool)
+	}
+	a.waitTurn(rand.N(pause), "waiting a moment, since others may have begun to look just now")
 	return true
 }
 

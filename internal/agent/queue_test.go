@@ -8,6 +8,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/kured-agent/kured-agent/internal/plan"
 )
 
 type counted struct {
@@ -117,6 +119,38 @@ func TestALargePoolSpreadsItsFirstLooksAndASmallOneDoesNot(t *testing.T) {
 			if longest < c.least || longest > c.most {
 				t.Errorf("%d nodes: the last looks after %s", c.nodes, longest)
 			}
+		}
+	})
+}
+
+type counting struct {
+	simSlots
+	at *[]time.Duration // uptimes of the counts
+}
+
+func (c counting) Nodes(context.Context, string) (int, error) {
+	*c.at = append(*c.at, c.uptime())
+	return 5000, nil
+}
+
+// A window opens for thousands at once: whatever they ask for then is to be spread.
+func TestThousandsDoNotCountTheNodesInTheMomentAWindowOpens(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSim(t).booted(1)
+		s.record.Nodes, s.pool.n = 5000, 0
+		opens := time.Now().Add(3 * time.Hour)
+		s.window = func(now time.Time) plan.Window {
+			if now.Before(opens) {
+				return plan.Window{Opens: opens}
+			}
+			return plan.Window{Open: true}
+		}
+		var counts []time.Duration
+		s.tweak = func(a *Agent, _ bool) { a.Slots = counting{simSlots{s}, &counts} }
+		s.runFor(5 * time.Hour)
+		opened := 3*time.Hour + time.Second
+		if len(counts) == 0 || counts[0] < opened+10*time.Millisecond {
+			t.Errorf("counted at %v, the window opened at %s", counts, opened)
 		}
 	})
 }
