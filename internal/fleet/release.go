@@ -77,7 +77,7 @@ func Weigh(slot Slot, node *Node) Risk {
 	case slot.HolderUID != "" && slot.HolderUID != node.uid:
 		return Risk{Means: "The slot belongs to an earlier Node object of this name. " +
 			"The garbage collector frees it by itself, mostly within seconds."}
-	case node.Ready && (slot.Boot == "" || slot.Boot == node.boot):
+	case node.Ready && (slot.Boot == "" || kernel(slot.Boot) == node.boot):
 		return Risk{Refuse: true, Means: "The node is up and has not rebooted since it took the slot: its agent may be " +
 			"draining it, or about to reboot it.\nAn agent that loses its slot stops before its next step, uncordons and " +
 			"backs off. A reboot that logind has accepted\ngoes on, and then one node more than the pool allows is away."}

@@ -183,7 +183,7 @@ func view(n *node, slots []Slot) (v Node, ok bool) {
 	for _, slot := range slots {
 		v.Slots = append(v.Slots, slot.Name)
 	}
-	rebooted := func(boot string) bool { return boot != "" && v.boot != "" && boot != v.boot }
+	rebooted := func(boot string) bool { return boot != "" && v.boot != "" && kernel(boot) != v.boot }
 	switch {
 	case len(slots) > 0:
 		v.Since = slots[0].Since
@@ -209,6 +209,13 @@ func view(n *node, slots []Slot) (v Node, ok bool) {
 		return Node{}, false
 	}
 	return v, true
+}
+
+// kernel is the kernel's part of a boot, and all of it that a kubelet tells: agents add the number of soft reboots to it,
+// "id.2". So nothing in the cluster shows that a soft reboot has been.
+func kernel(boot string) string {
+	id, _, _ := strings.Cut(boot, ".")
+	return id
 }
 
 // Status reads the pools, the slots and every Node, page by page.
