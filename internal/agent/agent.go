@@ -55,6 +55,7 @@ type Agent struct {
 	Options
 	stopping bool
 	began    time.Duration // uptime at New
+	booted   time.Duration // as plan.Observed.Began
 
 	turn       plan.Turn
 	queue      queue
@@ -95,6 +96,9 @@ type Agent struct {
 // New makes an agent that has not looked yet.
 func New(o Options) *Agent {
 	a := &Agent{Options: o, began: o.Uptime()}
+	if !o.Started.IsZero() {
+		a.booted = max(a.began-o.Now().Sub(o.Started), 0)
+	}
 	a.queue.crowd = true
 	a.scheduleRecheck()
 	return a

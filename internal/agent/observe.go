@@ -35,7 +35,7 @@ func (a *Agent) observe(ctx context.Context) plan.Observed {
 	ctx, cancel := context.WithTimeout(ctx, observeBound)
 	defer cancel()
 	o := plan.Observed{
-		Now: a.Now(), Uptime: a.Uptime(), Boot: a.Boot,
+		Now: a.Now(), Uptime: a.Uptime(), Boot: a.Boot, Began: a.booted,
 		Turn: a.turn, Stopping: a.stopping, AskedHere: a.asked,
 	}
 	o.Window = a.Window(o.Now)

@@ -47,11 +47,11 @@ func becauseBootUnit(Policy, Observed) (string, time.Duration) {
 }
 
 func becauseSick(p Policy, o Observed) (string, time.Duration) {
-	if o.Uptime > p.BootDeadline {
+	if late(p, o) {
 		return fmt.Sprintf("NOT HEALTHY %s after the boot: %s; taint, cordon and slot stay until it is, "+
-			"and the roll-out stops here", o.Uptime.Round(time.Second), o.Health.Why), 0
+			"and the roll-out stops here", (o.Uptime - o.Began).Round(time.Second), o.Health.Why), 0
 	}
-	return "waiting for a healthy boot: " + o.Health.Why, p.BootDeadline
+	return "waiting for a healthy boot: " + o.Health.Why, o.Began + p.BootDeadline
 }
 
 func becauseSettling(p Policy, o Observed) (string, time.Duration) {

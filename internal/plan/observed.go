@@ -196,6 +196,7 @@ type Observed struct {
 	Now    time.Time     // wall clock, for windows and for what must survive a reboot
 	Uptime time.Duration // CLOCK_BOOTTIME, for every wait inside one boot
 	Boot   string        // of the running system: the kernel's boot id, and after soft reboots their number: "id.2"
+	Began  time.Duration // uptime at which this boot's userspace began; zero unless a soft reboot did that
 
 	Need    Level
 	Reasons []Reason

@@ -591,13 +591,19 @@ func bars(p Policy, o Observed) []bar {
 	return all
 }
 
-// since is the time since the moment. In another boot the wall clock says, but it is at least the uptime, whatever a
-// clock that was set wrong in between claims.
+// since is the time since the moment. The uptime says, which runs through soft reboots. In another boot of the kernel the
+// wall clock does, but it is at least the uptime, whatever a clock that was set wrong in between claims.
 func since(o Observed, m Moment) time.Duration {
-	if m.Boot == o.Boot {
+	if m.Boot != "" && kernel(m.Boot) == kernel(o.Boot) {
 		return o.Uptime - m.Up
 	}
 	return max(o.Now.Sub(m.At), o.Uptime)
+}
+
+// kernel is the kernel's part of a boot: what it had before the first soft reboot.
+func kernel(boot string) string {
+	id, _, _ := strings.Cut(boot, ".")
+	return id
 }
 
 // didNotHelp says that the reasons of our last reboot are still there, and no other: rebooting again would loop
@@ -613,10 +619,13 @@ const (
 	TroubleNotHelped = "RebootDidNotHelp"
 )
 
+// late says that this boot should have been healthy by now.
+func late(p Policy, o Observed) bool { return o.Uptime-o.Began > p.BootDeadline }
+
 // Trouble names what waits for a human in this step, or nothing.
 func Trouble(p Policy, o Observed, s Step) string {
 	switch {
-	case s.Phase == Returning && s.Action == None && !o.Health.OK && !o.BootUnitWorks && o.Uptime > p.BootDeadline:
+	case s.Phase == Returning && s.Action == None && !o.Health.OK && !o.BootUnitWorks && late(p, o):
 		return TroubleUnhealthy
 	case s.Phase == Waiting && didNotHelp(p, o):
 		return TroubleNotHelped
