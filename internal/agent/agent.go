@@ -187,7 +187,8 @@ func (e *LeftError) Unwrap() error { return e.Cause }
 func (a *Agent) Decide(ctx context.Context) (plan.Observed, plan.Step) {
 	o := a.observe(ctx)
 	step := plan.Next(a.Policy, o)
-	if step.Action != plan.None && a.acts.until > o.Uptime { // one that needs no API server, and failed a moment ago
+	if step.Action != plan.None && step.Action != plan.LetGo && // a shutdown waits for that one
+		a.acts.until > o.Uptime { // one that needs no API server, and failed a moment ago
 		step.Action, step.Why = plan.None, a.acts.why
 	}
 	return o, step

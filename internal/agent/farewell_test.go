@@ -268,3 +268,20 @@ func TestALookForOtherProgramsThatFailedIsRepeatedSoon(t *testing.T) {
 		}
 	})
 }
+
+type noSlots struct{ simSlots }
+
+func (noSlots) Acquire(context.Context, Request) (Claim, error) { return Claim{}, errInjected }
+
+func TestAShutdownDoesNotWaitForThePauseAfterAFailure(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSim(t).booted(1)
+		s.tweak = func(a *Agent, _ bool) { a.Farewell, a.Slots = true, noSlots{simSlots{s}} }
+		took := func() time.Duration { return 0 }
+		s.after(30*time.Minute, func() { took = s.downBySomebody() })
+		s.runFor(time.Hour)
+		if d := took(); d > 100*time.Millisecond {
+			t.Errorf("the shutdown waited %s for a node that is marked", d)
+		}
+	})
+}
