@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"strings"
 	"time"
 
 	"github.com/kured-agent/kured-agent/internal/units"
@@ -18,7 +19,8 @@ type boot struct {
 }
 
 // thisBoot asks the kernel, and systemd for what the kernel does not notice. A systemd that does not answer leaves a
-// soft reboot unseen: that is told, and the node waits for systemd in any case.
+// soft reboot unseen: that is told, and the node waits for systemd in any case. Those that the record knows of have been
+// all the same: without them a mere restart would look like a reboot.
 func (o *options) thisBoot(ctx context.Context, logger *slog.Logger) (boot, error) {
 	id, err := o.host().BootID()
 	if err != nil {
@@ -29,7 +31,10 @@ func (o *options) thisBoot(ctx context.Context, logger *slog.Logger) (boot, erro
 	count, started, err := units.New(dial(asking)).SoftReboots(asking)
 	switch {
 	case err != nil:
-		logger.Warn("asking systemd for soft reboots: taking this boot for one without any", "err", err)
+		if record, unread := o.host().ReadRecord(); unread == nil && strings.HasPrefix(record.Boot, id+".") {
+			id = record.Boot
+		}
+		logger.Warn("asking systemd for soft reboots: taking this boot for the one that is known", "boot", id, "err", err)
 	case count > 0:
 		return boot{fmt.Sprintf("%s.%d", id, count), started}, nil
 	}
