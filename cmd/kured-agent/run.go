@@ -98,6 +98,7 @@ func (o *options) serve(
 		_ = report.Stopping()
 		p.agent.Leave(lasting)
 	}
+	p.agent.Logind.LetGo() // else a shutdown would wait for an agent that a reload has replaced
 	end()
 	background.Wait()
 	return next, nil
