@@ -45,7 +45,7 @@ func init() {
 			path := "/run/" + levelFile
 			return &tukit{
 				bus: env.Bus, lock: filepath.Join(env.Root, tukitLock),
-				file: &file{path: path, host: filepath.Join(env.Root, path), log: env.Logger},
+				file: &file{path: path, host: filepath.Join(env.Root, path), log: env.Logger, started: env.Started},
 			}
 		},
 		presets: []map[string]any{nil}, installed: anyOf(tukitInstalled...),

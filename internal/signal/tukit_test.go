@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/kured-agent/kured-agent/internal/bus/bustest"
 	"github.com/kured-agent/kured-agent/internal/plan"
@@ -174,4 +175,11 @@ func FuzzSnapshots(f *testing.F) {
 			t.Errorf("%q is not bounded", next)
 		}
 	})
+}
+
+func TestASoftRebootSatisfiesWhatTransactionalUpdateWroteBeforeIt(t *testing.T) {
+	root := t.TempDir()
+	write(t, root+neededFile, "soft-reboot")
+	p := start(t, Env{Bus: startBus(t, bustest.Start(t)), Root: root, Started: time.Now().Add(time.Hour)}, "tukit", nil)
+	p.becomes("written before it", plan.NotRequired)
 }
