@@ -78,7 +78,7 @@ func (c *Client) Installed(ctx context.Context, names []string) (active, file ma
 	if err != nil {
 		return nil, nil, err
 	}
-	active, file = map[string]string{}, map[string]string{}
+	active = map[string]string{}
 	for _, u := range listed {
 		if u.load != NotFound {
 			active[u.name] = u.active
