@@ -72,7 +72,7 @@ func (o *options) wireInTime(
 ) (*parts, error) {
 	said := ""
 	for {
-		p, err := o.wire(cfg, wiring{bootUnit: true}, now, logger)
+		p, err := o.wire(cfg, wiring{bootUnit: true, podless: len(cfg.Boot.ReadyPods) == 0}, now, logger)
 		if err == nil {
 			return p, nil
 		}

@@ -64,7 +64,20 @@ func (o *options) check(ctx context.Context, offline bool) (name, note string, e
 	if err != nil && !errors.As(err, &proof) {
 		return "", "", fmt.Errorf("asking the API server (--offline leaves this out): %w", err)
 	}
-	return p.name, o.besideNote(ctx), err
+	return p.name, p.spareNote(ctx) + o.besideNote(ctx), err
+}
+
+// spareNote says that the role of the agents still has the rights that the kubelet's identity is there to do without.
+func (p *parts) spareNote(ctx context.Context) string {
+	if p.pods == p.kube {
+		return ""
+	}
+	spare, err := p.kube.Spare(ctx)
+	if err != nil || len(spare) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("the agent's own credential may still %s: once every agent has [drain] identity = \"kubelet\", "+
+		"kubectl apply -f packaging/kubernetes/optional/identity-kubelet.yaml takes that away\n", strings.Join(spare, " and "))
 }
 
 // besideNote names the programs that reboot this host by themselves, a line each.

@@ -48,7 +48,7 @@ func (o *options) cleanUp(ctx context.Context, logger *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	p, err := o.wire(cfg, wiring{bootUnit: true}, now, logger)
+	p, err := o.wire(cfg, wiring{bootUnit: true, podless: true}, now, logger)
 	if err != nil {
 		return err
 	}

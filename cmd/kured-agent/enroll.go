@@ -192,6 +192,7 @@ func (o *options) proveStaged(
 ) (p proven, err error) {
 	client, err := kube.Connect(kube.Options{
 		Kubeconfig: path, UserAgent: productName + "/" + version, Logger: slog.New(report.NewHandler(slog.LevelWarn)),
+		PodsElsewhere: cfg.Drain.Identity == config.IdentityKubelet,
 	})
 	if err != nil {
 		return p, err

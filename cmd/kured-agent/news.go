@@ -59,6 +59,9 @@ func (n *news) report(o plan.Observed, step plan.Step) {
 // count fills in what is counted as it happens, between two decisions too.
 func (p *parts) count(u *report.Update) {
 	u.Dropped, u.Requests, u.NodeWrites = p.bus.Dropped(), p.kube.Requests(), p.node.Writes()
+	if p.pods != p.kube {
+		u.Requests += p.pods.Requests()
+	}
 	u.Renewals, u.RenewalFailures = p.renewal.counts()
 }
 

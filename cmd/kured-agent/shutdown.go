@@ -51,7 +51,7 @@ func (o *options) shutDown(ctx context.Context, logger *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	p.agent.Drainer = drain.New(p.kube.Core(), shutdownDrain(p))
+	p.agent.Drainer = drain.New(p.pods.Core(), shutdownDrain(p))
 	return p.agent.Shutdown(ctx, cfg.Shutdown.Drain)
 }
 

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"path/filepath"
 	"time"
 
@@ -42,6 +43,7 @@ type parts struct {
 	name     string // of the Node
 	bus      *bus.Bus
 	kube     *kube.Client
+	pods     *kube.Client // lists and evicts pods: the kubelet's own, or kube
 	renewal  *renewal
 	node     *node.Client
 	sources  *signal.Set // nil in processes that decide nothing about the need
@@ -70,6 +72,7 @@ type wiring struct {
 	sources  bool // run the sources: without them nothing is required
 	bootUnit bool // this is kured-agent-boot.service
 	dry      bool // write nothing
+	podless  bool // go on where pods can't be looked at
 }
 
 // wire builds the parts for this boot. It opens no connection.
@@ -79,13 +82,16 @@ func (o *options) wire(cfg *config.Config, w wiring, now boot, logger *slog.Logg
 	var err error
 	p.kube, err = kube.Connect(kube.Options{
 		Kubeconfig: cfg.Cluster.Kubeconfig, State: filepath.Join(o.root, o.state), RenewAfter: o.renewAfter,
-		UserAgent: productName + "/" + version, Logger: logger,
+		UserAgent: productName + "/" + version, Logger: logger, PodsElsewhere: cfg.Drain.Identity == config.IdentityKubelet,
 	})
 	if err != nil {
 		return nil, err
 	}
 	if p.name, err = kube.FindNodeName(o.root, cfg.Node.Name, p.kube.BoundNode()); err != nil {
 		return nil, fmt.Errorf("%w: %w", errNodeName, err)
+	}
+	if err := p.wirePods(o, w, logger); err != nil {
+		return nil, err
 	}
 	p.renewal = &renewal{client: p.kube, changed: p.look, log: logger}
 	p.bus = bus.New(bus.Options{Logger: logger})
@@ -97,6 +103,33 @@ func (o *options) wire(cfg *config.Config, w wiring, now boot, logger *slog.Logg
 	p.wireAgent(o, w, logger)
 	p.bus.OnChange(p.look)
 	return p, nil
+}
+
+// wirePods finds the credential that handles the pods.
+func (p *parts) wirePods(o *options, w wiring, logger *slog.Logger) error {
+	p.pods = p.kube
+	if p.config.Drain.Identity != config.IdentityKubelet {
+		return nil
+	}
+	client, err := o.kubelet(p.name, logger)
+	switch {
+	case err == nil:
+		p.pods = client
+	case w.podless:
+		logger.Warn("going on without the kubelet's credential, which is not needed here", "err", err)
+		return nil
+	}
+	return err
+}
+
+func (o *options) kubelet(node string, logger *slog.Logger) (*kube.Client, error) {
+	path, copied, err := kube.FindKubelet(o.root, os.Getenv("CREDENTIALS_DIRECTORY"), node)
+	if err != nil {
+		return nil, err
+	}
+	return kube.Connect(kube.Options{
+		Kubeconfig: path, Kubelet: true, Copied: copied, UserAgent: productName + "/" + version, Logger: logger,
+	})
 }
 
 func (p *parts) wireSources(o *options, logger *slog.Logger) error {
@@ -137,7 +170,7 @@ func (p *parts) wireAgent(o *options, w wiring, logger *slog.Logger) {
 	login, systemd := logind.New(p.bus), units.New(p.bus)
 	login.Root, login.Logger = o.root, logger
 	managers := &managers{root: o.root, units: systemd}
-	drainer := drain.New(p.kube.Core(), drain.Options{
+	drainer := drain.New(p.pods.Core(), drain.Options{
 		Node: p.name, Skip: cfg.Drain.Skip, GracePeriod: cfg.Drain.GracePeriod, UnmanagedPods: cfg.Drain.UnmanagedPods,
 		GoOn:   cfg.Drain.AfterTimeout != config.AfterRollBack,
 		Uptime: p.uptime, Stays: managers.saw,
@@ -152,7 +185,7 @@ func (p *parts) wireAgent(o *options, w wiring, logger *slog.Logger) {
 			slot.Options{
 				Namespace: kube.DefaultNamespace, Node: p.name, Nodes: cfg.Slot.Nodes, MaxNotReady: cfg.Slot.MaxNotReady,
 			})},
-		Drainer: drainer, Gates: gate.New(gateOptions(p)), Ready: gate.NewReady(p.kube.Core(), p.name, cfg.Boot.ReadyPods),
+		Drainer: drainer, Gates: gate.New(gateOptions(p)), Ready: gate.NewReady(p.pods.Core(), p.name, cfg.Boot.ReadyPods),
 		Logind: loginManager{login}, Units: systemManager{systemd, w.bootUnit, new(string)},
 		Host: recorder{p.host, w.dry, logger}, Identity: &identity{p: p},
 		Beside: managers, Farewell: w.sources && !w.dry,
@@ -163,7 +196,7 @@ func (p *parts) wireAgent(o *options, w wiring, logger *slog.Logger) {
 }
 
 func gateOptions(p *parts) gate.Options {
-	o := gate.Options{Pods: p.config.Gate.Pods, Node: p.name, Core: p.kube.Core()}
+	o := gate.Options{Pods: p.config.Gate.Pods, Node: p.name, Core: p.pods.Core()}
 	for _, g := range p.config.Gate.Prometheus {
 		o.Prometheus = append(o.Prometheus,
 			gate.Prometheus{URL: g.URL, Query: g.Query, CAFile: g.CAFile, TokenFile: g.TokenFile})
@@ -223,13 +256,26 @@ func (p *parts) start(ctx context.Context, logger *slog.Logger) {
 // identity proves the credential.
 type identity struct{ p *parts }
 
-func (i *identity) Fingerprint() string { return i.p.kube.Fingerprint(i.p.name) }
-func (i *identity) Rest()               { i.p.kube.CloseIdle() }
+func (i *identity) Fingerprint() string {
+	fingerprint := i.p.kube.Fingerprint(i.p.name)
+	if i.p.pods != i.p.kube {
+		fingerprint += "+" + i.p.pods.Fingerprint(i.p.name)
+	}
+	return fingerprint
+}
+
+func (i *identity) Rest() {
+	i.p.kube.CloseIdle()
+	i.p.pods.CloseIdle()
+}
 
 func (i *identity) Prove(ctx context.Context) error {
 	id, err := i.p.host.MachineID()
 	if err != nil {
 		return err
 	}
-	return i.p.kube.Prove(ctx, i.p.name, id)
+	if err := i.p.kube.Prove(ctx, i.p.name, id); err != nil || i.p.pods == i.p.kube {
+		return err
+	}
+	return i.p.pods.ProveKubelet(ctx, i.p.name)
 }

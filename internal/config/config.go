@@ -78,9 +78,16 @@ const (
 	AfterDelete   = "delete"
 )
 
+// Whose credential the API server sees where pods are listed and evicted.
+const (
+	IdentityAgent   = "agent"
+	IdentityKubelet = "kubelet"
+)
+
 // Drain is how the pods leave.
 type Drain struct {
 	Enabled       bool
+	Identity      string // IdentityAgent or IdentityKubelet
 	Timeout       time.Duration
 	GracePeriod   time.Duration // whole seconds; negative: each pod's own
 	Skip          string        // label selector; empty: none is left alone
@@ -158,6 +165,7 @@ func Default() *Config {
 		Slot: Slot{MaxHold: 30 * time.Minute},
 		Drain: Drain{
 			Enabled:       true,
+			Identity:      IdentityAgent,
 			Timeout:       20 * time.Minute,
 			GracePeriod:   -1,
 			UnmanagedPods: UnmanagedBlock,

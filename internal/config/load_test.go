@@ -180,6 +180,7 @@ max_hold = "1h30m"
 
 [drain]
 enabled = false
+identity = "kubelet"
 timeout = "1h"
 grace_period = "90s"
 skip = "app in (a, b),!c"
@@ -239,8 +240,8 @@ func TestEveryKeyIsRead(t *testing.T) {
 		},
 		Slot: Slot{Pool: "gpu", MaxHold: 90 * time.Minute},
 		Drain: Drain{
-			Enabled: false, Timeout: time.Hour, GracePeriod: 90 * time.Second, Skip: "app in (a, b),!c",
-			UnmanagedPods: UnmanagedEvict, AfterTimeout: AfterDelete,
+			Enabled: false, Identity: IdentityKubelet, Timeout: time.Hour, GracePeriod: 90 * time.Second,
+			Skip: "app in (a, b),!c", UnmanagedPods: UnmanagedEvict, AfterTimeout: AfterDelete,
 		},
 		Gate: Gate{
 			Prometheus: []Prometheus{

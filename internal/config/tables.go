@@ -163,6 +163,7 @@ func readDrain(root *table, c *Config, _ Options) {
 	t, d := root.one("drain"), &c.Drain
 	*d = Default().Drain
 	t.boolean("enabled", &d.Enabled)
+	t.choice("identity", &d.Identity, IdentityAgent, IdentityKubelet)
 	t.duration("timeout", &d.Timeout, time.Second)
 	// Zero would be a forced deletion, which does not wait for the containers to end.
 	t.duration("grace_period", &d.GracePeriod, time.Second, "pod")

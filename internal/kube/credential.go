@@ -36,13 +36,19 @@ func wayAgain(node string) string {
 		text.Line(node, maxText))
 }
 
-// exposed says whether somebody who is neither root nor the agent can read or change the file.
-func exposed(path string, info fs.FileInfo, owners []int) string {
+// Permission bits that everybody must not have.
+const (
+	secretMode fs.FileMode = 0o006 // of a file with a secret in it
+	publicMode fs.FileMode = 0o002
+)
+
+// exposed says whether somebody who is neither root nor the agent can do with the file what forbidden says, or change it.
+func exposed(path string, info fs.FileInfo, forbidden fs.FileMode, owners []int) string {
 	if why := files.Foreign(info, 0, owners); why != "" {
 		return fmt.Sprintf("%q %s", path, why)
 	}
 	mode := info.Mode().Perm()
-	if mode&0o006 != 0 {
+	if mode&forbidden != 0 {
 		return fmt.Sprintf("everybody on this host can read or write %q (mode %04o): chmod o-rwx %s", path, mode, path)
 	}
 	stat, ok := info.Sys().(*syscall.Stat_t)
@@ -61,7 +67,7 @@ func exposedSecret(path string, owners []int) string {
 	if err != nil {
 		return fmt.Sprintf("its credential file %q cannot be read: %v", path, err)
 	}
-	return exposed(path, info, owners)
+	return exposed(path, info, secretMode, owners)
 }
 
 func ownGroup(gid int) bool {
@@ -83,17 +89,21 @@ func plugin(config *rest.Config) string {
 
 // kubelet refuses the kubelet's own credential, the first thing people try.
 func kubelet(config *rest.Config, user string) string {
-	name := ""
-	for _, candidate := range []string{commonName(config), user, config.Username, config.Impersonate.UserName} {
-		if strings.HasPrefix(candidate, nodeUser) {
-			name = candidate
-			break
-		}
-	}
+	name := kubeletUser(config, user)
 	if name == "" {
 		return ""
 	}
 	return kubeletProblem(text.Line(name, maxText))
+}
+
+// kubeletUser is the kubelet's identity in the credential, or empty.
+func kubeletUser(config *rest.Config, user string) string {
+	for _, candidate := range []string{commonName(config), user, config.Username, config.Impersonate.UserName} {
+		if strings.HasPrefix(candidate, nodeUser) {
+			return candidate
+		}
+	}
+	return ""
 }
 
 func kubeletProblem(name string) string {

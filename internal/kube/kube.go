@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"net/http"
 	"os"
@@ -60,6 +61,10 @@ type Options struct {
 	Timeout    time.Duration // of one request; zero: 15 s
 	QPS        float32       // requests a second, twice as many at once; zero: 10
 	Logger     *slog.Logger  // nil: silent
+
+	Kubelet       bool // the credential has to be this host's kubelet's, which is refused otherwise
+	Copied        bool // the files that the kubeconfig names were copied beside it
+	PodsElsewhere bool // another credential handles the pods: no right to them is needed
 }
 
 // Client holds one connection to the API server, opened by the first request and closed by CloseIdle.
@@ -67,6 +72,8 @@ type Client struct {
 	core, coordination, policy rest.Interface
 
 	namespace  string
+	kubelet    bool         // it is a kubelet's credential
+	noPods     bool         // its rights to pods are not needed
 	config     *rest.Config // of the kubeconfig, without the token
 	bearer     *bearer      // nil: the credential is not a token
 	renewAfter time.Duration
@@ -79,12 +86,15 @@ type Client struct {
 // Connect loads the kubeconfig and builds the client. It sends nothing. What it refuses comes as a *RefusedError.
 func Connect(o Options) (*Client, error) {
 	owners := files.Owners(cmp.Or(o.State, filepath.Dir(o.Kubeconfig)))
-	config, err := load(o.Kubeconfig, owners)
+	from := origin{path: o.Kubeconfig, owners: owners, kubelet: o.Kubelet, copied: o.Copied}
+	config, err := load(from)
 	if err != nil {
 		return nil, err
 	}
-	c := &Client{namespace: o.Namespace, renewAfter: o.RenewAfter, logger: o.Logger}
-	if c.bearer, err = newBearer(o, config, owners, &c.clock); err != nil {
+	c := &Client{
+		namespace: o.Namespace, kubelet: o.Kubelet, noPods: o.PodsElsewhere, renewAfter: o.RenewAfter, logger: o.Logger,
+	}
+	if c.bearer, err = newBearer(o, config, from, &c.clock); err != nil {
 		return nil, err
 	}
 	config.BearerToken, config.BearerTokenFile = "", "" // line shows the newest one
@@ -180,10 +190,19 @@ func (c *Client) Fingerprint(nodeName string) string {
 	return fingerprint(identity(c.config, c.bearer), nodeName)
 }
 
-// load reads the kubeconfig and collects every reason to refuse it. owners may own it.
-func load(path string, owners []int) (*rest.Config, error) {
+// origin is where a kubeconfig is, and what it has to be.
+type origin struct {
+	path    string
+	owners  []int // who may own it
+	kubelet bool
+	copied  bool // with the files that it names, into its directory
+}
+
+// load reads the kubeconfig and collects every reason to refuse it.
+func load(from origin) (*rest.Config, error) {
+	path := from.path
 	refused := &RefusedError{Path: path}
-	data, err := open(path, owners, refused)
+	data, info, err := from.open(refused)
 	if err != nil {
 		return nil, err
 	}
@@ -195,9 +214,13 @@ func load(path string, owners []int) (*rest.Config, error) {
 	if context := file.Contexts[file.CurrentContext]; context != nil {
 		user = context.AuthInfo
 	}
+	if from.copied {
+		takeCopies(file, filepath.Dir(path))
+	}
+	refused.add(exposed(path, info, from.forbidden(file.AuthInfos[user]), from.owners))
 	if info := file.AuthInfos[user]; info != nil {
 		for _, secret := range []string{info.TokenFile, info.ClientKey} {
-			refused.add(exposedSecret(secret, owners))
+			refused.add(exposedSecret(secret, from.owners))
 		}
 	}
 	config, err := clientcmd.NewNonInteractiveClientConfig(*file, file.CurrentContext, &clientcmd.ConfigOverrides{}, nil).
@@ -208,48 +231,57 @@ func load(path string, owners []int) (*rest.Config, error) {
 	case err != nil:
 		return nil, fmt.Errorf("reading kubeconfig %q: %w", path, err)
 	}
-	for _, problem := range []string{plugin(config), kubelet(config, user)} {
+	for _, problem := range []string{plugin(config), from.misplaced(config, user)} {
 		if problem != "" {
 			refused.add(problem)
-			refused.Way = wayEnrol
+			refused.Way = from.way()
 		}
 	}
 	refused.add(insecure(config))
 	if len(refused.Problems) > 0 {
 		return nil, refused
 	}
+	if from.kubelet {
+		if err := embedCA(config); err != nil {
+			return nil, fmt.Errorf("reading kubeconfig %q: %w", path, err)
+		}
+	}
 	return config, nil
 }
 
-// open reads the file that it has looked at, and adds to refused what others can do with it.
-func open(path string, owners []int, refused *RefusedError) ([]byte, error) {
+// open reads the file that it has looked at.
+func (from origin) open(refused *RefusedError) ([]byte, fs.FileInfo, error) {
+	path := from.path
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a fifo must not hold up the start
-	if errors.Is(err, os.ErrNotExist) {
+	switch {
+	case errors.Is(err, os.ErrNotExist):
 		refused.add("it does not exist")
-		refused.Way = wayEnrol
-		return nil, refused
-	}
-	if err != nil {
-		return nil, fmt.Errorf("reading kubeconfig %q: %w", path, err)
+		refused.Way = from.way()
+		return nil, nil, refused
+	case from.kubelet && errors.Is(err, os.ErrPermission):
+		refused.add("this user may not read it")
+		refused.Way = from.way()
+		return nil, nil, refused
+	case err != nil:
+		return nil, nil, fmt.Errorf("reading kubeconfig %q: %w", path, err)
 	}
 	defer f.Close()
 	info, err := f.Stat()
 	switch {
 	case err != nil:
-		return nil, fmt.Errorf("reading kubeconfig %q: %w", path, err)
+		return nil, nil, fmt.Errorf("reading kubeconfig %q: %w", path, err)
 	case !info.Mode().IsRegular():
 		refused.add("it is not a regular file")
-		return nil, refused
+		return nil, nil, refused
 	case info.Size() > maxKubeconfig:
 		refused.add("it is larger than 1 MiB")
-		return nil, refused
+		return nil, nil, refused
 	}
-	refused.add(exposed(path, info, owners))
 	data, err := io.ReadAll(io.LimitReader(f, maxKubeconfig))
 	if err != nil {
-		return nil, fmt.Errorf("reading kubeconfig %q: %w", path, err)
+		return nil, nil, fmt.Errorf("reading kubeconfig %q: %w", path, err)
 	}
-	return data, nil
+	return data, info, nil
 }
 
 // parse reads a kubeconfig whose relative paths are meant from its own directory.

@@ -102,25 +102,34 @@ func boundName(name, source, bound string) (string, error) {
 func certifiedNames(root string) map[string]string {
 	names := map[string]string{}
 	for _, path := range slices.Concat(kubeletKubeconfigs...) {
-		config, context := kubeletConfig(root, path)
-		if context == nil {
-			continue
-		}
-		user := context.AuthInfo
-		if info := config.AuthInfos[user]; info != nil {
-			cert := info.ClientCertificateData
-			if len(cert) == 0 && info.ClientCertificate != "" {
-				cert, _ = readBeside(root, path, info.ClientCertificate)
-			}
-			if parsed := parseCertificate(cert); parsed != nil {
-				user = parsed.Subject.CommonName
-			}
-		}
-		if name, ok := strings.CutPrefix(user, nodeUser); ok {
+		if name := certifiedName(root, path); name != "" {
 			names[name] = path
 		}
 	}
 	return names
+}
+
+// certifiedName is the name of the Node for whose kubelet the kubeconfig is, or empty when it does not say.
+func certifiedName(root, path string) string {
+	config, context := kubeletConfig(root, path)
+	if context == nil {
+		return ""
+	}
+	user := context.AuthInfo
+	if info := config.AuthInfos[user]; info != nil {
+		cert := info.ClientCertificateData
+		if len(cert) == 0 && info.ClientCertificate != "" {
+			cert, _ = readBeside(root, path, info.ClientCertificate)
+		}
+		if parsed := parseCertificate(cert); parsed != nil {
+			user = parsed.Subject.CommonName
+		}
+	}
+	name, _ := strings.CutPrefix(user, nodeUser)
+	if name == user {
+		return ""
+	}
+	return name
 }
 
 // kubeletConfig reads one kubeconfig and its current context; nil: there is none, or it is something else. On OpenShift

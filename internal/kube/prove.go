@@ -53,15 +53,19 @@ func (r right) String() string {
 	return r.Verb + " " + what
 }
 
+// podRights are those that the kubelet of a node has itself, for the pods of this node.
+var podRights = []right{{Resource: "pods", Verb: "list"}, {Resource: "pods", Subresource: "eviction", Verb: "create"}}
+
 // rights is the whole of what packaging/kubernetes grants and the agent uses.
 func (c *Client) rights() []right {
 	rights := []right{
 		{Resource: "nodes", Verb: "get"},
 		{Resource: "nodes", Verb: "list"},
 		{Resource: "nodes", Verb: "patch"},
-		{Resource: "pods", Verb: "list"},
-		{Resource: "pods", Subresource: "eviction", Verb: "create"},
 		{Resource: "configmaps", Name: "kured-agent-pools", Verb: "get", Lock: true},
+	}
+	if !c.noPods {
+		rights = append(rights, podRights...)
 	}
 	for _, verb := range []string{"get", "list", "create", "delete"} {
 		rights = append(rights, right{Group: "coordination.k8s.io", Resource: "leases", Verb: verb, Lock: true})

@@ -169,6 +169,8 @@ func (c *Client) rejection(used token) string {
 	const so = "credential not accepted: "
 	now, node := c.clock.now(), used.Kubernetes.Node
 	switch {
+	case c.kubelet:
+		return so + "it is this host's kubelet's own: if the kubelet works, it has a newer one by now: " + wayNewer
 	case used.gone(now):
 		return so + fmt.Sprintf("its token expired on %s: %s", moment(used.expires()), wayAgain(node.Name))
 	case used.issued().After(now.Add(hostOff)):

@@ -134,11 +134,11 @@ type bearer struct {
 }
 
 // newBearer is nil when the kubeconfig has no token.
-func newBearer(o Options, config *rest.Config, owners []int, clock *clock) (*bearer, error) {
+func newBearer(o Options, config *rest.Config, from origin, clock *clock) (*bearer, error) {
 	if config.BearerToken == "" && config.BearerTokenFile == "" {
 		return nil, nil
 	}
-	b := &bearer{clock: clock, given: given(o.Kubeconfig, config, owners), own: &source{}}
+	b := &bearer{clock: clock, given: given(config, from), own: &source{}}
 	if o.State != "" {
 		b.path = filepath.Join(o.State, tokenName)
 		b.own = own(b.path)
@@ -156,10 +156,11 @@ func newBearer(o Options, config *rest.Config, owners []int, clock *clock) (*bea
 }
 
 // given is the token of the kubeconfig. An inline one is found again when somebody enrols the node anew.
-func given(path string, config *rest.Config, owners []int) *source {
+func given(config *rest.Config, from origin) *source {
+	path := from.path
 	if tokenFile := config.BearerTokenFile; tokenFile != "" { // wins over the inline token, as in client-go
 		return &source{path: tokenFile, lasts: true, read: func() (string, error) {
-			if problem := exposedSecret(tokenFile, owners); problem != "" {
+			if problem := exposedSecret(tokenFile, from.owners); problem != "" {
 				return "", &RefusedError{Path: path, Problems: []string{problem}}
 			}
 			content, err := files.Read(tokenFile, maxToken)
@@ -168,7 +169,7 @@ func given(path string, config *rest.Config, owners []int) *source {
 	}
 	host, ca, caFile := config.Host, string(config.CAData), config.CAFile
 	return &source{path: path, lasts: true, read: func() (string, error) {
-		now, err := load(path, owners)
+		now, err := load(from)
 		switch {
 		case err != nil:
 			return "", err

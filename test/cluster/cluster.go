@@ -47,6 +47,8 @@ type Options struct {
 	Names []string
 	// APIServer is another program than the built one to run as kube-apiserver, with the same arguments.
 	APIServer string
+	// NoNodeRestriction lets kubelets change every Node and evict every pod.
+	NoNodeRestriction bool
 	// APIServerArgs are appended to the command line of kube-apiserver.
 	APIServerArgs []string
 }
@@ -232,10 +234,12 @@ func (c *Cluster) startAPIServer() error {
 		"--service-account-signing-key-file=" + c.path("accounts.key"),
 		"--service-cluster-ip-range=10.0.0.0/24",
 		"--authorization-mode=Node,RBAC",
-		"--enable-admission-plugins=NodeRestriction",
 		// Pods need no token here, and without its controllers the plugin would refuse every pod.
 		"--disable-admission-plugins=ServiceAccount",
 		"--profiling=false",
+	}
+	if !c.options.NoNodeRestriction {
+		args = append(args, "--enable-admission-plugins=NodeRestriction")
 	}
 	if c.options.Audit {
 		args = append(args, "--audit-policy-file="+c.path("audit.yaml"), "--audit-log-path="+c.path("audit.log"))
