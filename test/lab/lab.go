@@ -60,6 +60,7 @@ type Machine struct {
 
 	booted time.Duration // uptime of this host
 	flags  []string
+	env    []string
 	bin    string
 	boot   int
 	mu     sync.Mutex
@@ -72,6 +73,7 @@ type Options struct {
 	Pool    string   // empty: one of the machine's own, with one slot
 	Config  string   // appended to the configuration
 	Flags   []string // of every command
+	Env     []string // of every command
 	Bus     *bustest.Daemon
 	Kubelet cluster.KubeletOptions
 }
@@ -86,7 +88,7 @@ func New(t testing.TB, c *cluster.Cluster, name string, o Options) *Machine {
 		t.Fatal(err)
 	}
 	c = c.For(t)
-	m := &Machine{t: t, Cluster: c, Name: name, Pool: o.Pool, Root: t.TempDir(), Bus: o.Bus, bin: bin, flags: o.Flags}
+	m := &Machine{t: t, Cluster: c, Name: name, Pool: o.Pool, Root: t.TempDir(), Bus: o.Bus, bin: bin, flags: o.Flags, env: o.Env}
 	if m.Bus == nil {
 		m.Bus = bustest.Start(t)
 	}
@@ -196,7 +198,7 @@ func (m *Machine) HoldSlot() (release func()) {
 func (m *Machine) command(ctx context.Context, args ...string) *exec.Cmd {
 	common := []string{"--root", m.Root, "--config", m.Path("/etc/kured/config.toml"), "--booted", m.booted.String()}
 	cmd := exec.CommandContext(ctx, m.bin, slices.Concat(common, m.flags, args)...)
-	cmd.Env = append(os.Environ(), "DBUS_SYSTEM_BUS_ADDRESS="+m.Bus.Address)
+	cmd.Env = append(append(os.Environ(), "DBUS_SYSTEM_BUS_ADDRESS="+m.Bus.Address), m.env...)
 	return cmd
 }
 
