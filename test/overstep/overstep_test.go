@@ -13,6 +13,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -60,7 +61,10 @@ func TestEveryOverstepIsRefusedInWordsOnEachVersion(t *testing.T) {
 			}
 			w.queues(t)
 			if i == 0 || i == len(versions)-1 {
-				w.walk(t)
+				w.walk(t, grants)
+			}
+			if i == len(versions)-1 {
+				w.walk(t, w.withoutPods(t))
 			}
 		})
 	}
@@ -194,6 +198,17 @@ func (w *world) try(t *testing.T, s section) {
 			w.kubectl(t, a.after)
 		}
 	}
+}
+
+// withoutPods applies the optional manifest for [drain] identity = "kubelet" and returns what it leaves.
+func (w *world) withoutPods(t *testing.T) []grant {
+	w.MustKubectl("apply", "-f", w.manifest(t, "optional/identity-kubelet.yaml"))
+	named := slices.IndexFunc(w.principals, func(p principal) bool { return p.bound })
+	w.Eventually("the agents have no right to pods", 20*time.Second, func() bool {
+		allowed, err := w.principals[named].may(t, question{Verb: "list", Resource: "pods"})
+		return err == nil && !allowed
+	})
+	return slices.DeleteFunc(slices.Clone(grants), func(g grant) bool { return g.where == everywhere })
 }
 
 func (w *world) manifest(t *testing.T, name string) string {

@@ -55,7 +55,7 @@ var everybody, everyAccount = []string{
 
 // walk asks for every verb of every resource that the API server has, in namespaces that matter and in all at once, and
 // compares what is allowed with the grants of the documentation. An older API server has fewer resources.
-func (w *world) walk(t *testing.T) {
+func (w *world) walk(t *testing.T, grants []grant) {
 	questions := w.questions(t)
 	isAsked := map[string]bool{}
 	for _, q := range questions {
@@ -75,7 +75,7 @@ func (w *world) walk(t *testing.T) {
 		asked[kind] = true
 		want := slices.Clone(everybody)
 		if !p.stranger {
-			want = append(want, granted()...)
+			want = append(want, granted(grants)...)
 		}
 		if kind == "token" {
 			want = append(want, everyAccount...)
@@ -242,7 +242,7 @@ func (w *world) resources(t *testing.T, path string) []resource {
 }
 
 // granted writes the grants of the documentation as the questions that they answer.
-func granted() []string {
+func granted(grants []grant) []string {
 	var all []string
 	for _, g := range grants {
 		where := []string{"the cluster"}
