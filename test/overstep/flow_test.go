@@ -11,7 +11,7 @@ import (
 
 // queues shows that with the optional FlowSchema the requests of agents, and of nobody else, have their own queue.
 func (w *world) queues(t *testing.T) {
-	w.MustKubectl("apply", "-f", w.manifest(t, "optional/flowschema.yaml"))
+	w.MustKubectl("apply", "-f", manifest("optional/flowschema.yaml"))
 	level := strings.TrimSpace(
 		w.MustKubectl("get", "prioritylevelconfiguration", "kured-agent", "-o", "jsonpath={.metadata.uid}"))
 	for _, p := range w.principals {
@@ -23,7 +23,7 @@ func (w *world) queues(t *testing.T) {
 
 // level is the priority level that a request is put in.
 func (w *world) level(t *testing.T, p principal) string {
-	response, err := p.client.Get(w.URL() + "/api/v1/nodes/" + mine)
+	response, err := p.client.Get(w.URL() + "/api/v1/nodes/" + Mine)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -4,15 +4,11 @@
 package overstep
 
 import (
-	"bytes"
 	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
-	"io"
 	"net/http"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -71,10 +67,9 @@ func TestEveryOverstepIsRefusedInWordsOnEachVersion(t *testing.T) {
 }
 
 type world struct {
-	*cluster.Cluster
+	*Stage
 	version    string
 	principals []principal
-	uids       *strings.Replacer
 }
 
 // newWorld runs an API server, as itself or as an earlier version.
@@ -86,32 +81,35 @@ func newWorld(t *testing.T, program, version string, itself bool) *world {
 			o.APIServerArgs = append(o.APIServerArgs, "--min-compatibility-version="+version)
 		}
 	}
-	w := &world{Cluster: cluster.Start(t, o), version: version}
-	for _, node := range []string{mine, yours} {
-		w.must(t, "POST", "/api/v1/nodes", fmt.Sprintf(`{"apiVersion":"v1","kind":"Node","metadata":{"name":%q}}`, node))
+	c := cluster.Start(t, o)
+	for _, node := range []string{Mine, Yours} {
+		body := fmt.Sprintf(`{"apiVersion":"v1","kind":"Node","metadata":{"name":%q}}`, node)
+		if err := c.Do(t.Context(), http.MethodPost, "/api/v1/nodes", []byte(body), nil); err != nil {
+			t.Fatal(err)
+		}
 	}
 	// The API server starts every Node with a taint that a controller would take off.
-	for _, node := range []string{mine, yours} {
-		w.MustKubectl("taint", "node", node, "node.kubernetes.io/not-ready-")
+	for _, node := range []string{Mine, Yours} {
+		c.MustKubectl("taint", "node", node, "node.kubernetes.io/not-ready-")
 	}
-	w.uids = strings.NewReplacer(uidOfMine, string(w.Node(mine).UID), uidOfYours, string(w.Node(yours).UID))
-	w.Pod(mine, "ours", cluster.PodOptions{})
-	w.Pod(yours, "theirs", cluster.PodOptions{})
-	lease := takeSlot("", "slot-default-0", yours, owner(yours, uidOfYours), "")
-	w.must(t, lease.method, lease.path, w.uids.Replace(lease.body))
+	stage, err := NewStage(t.Context(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &world{Stage: stage, version: version}
 
 	certificate := func(name, user string, groups ...string) principal {
 		return w.principal(t, name, w.config(t, w.Kubeconfig(user, groups...)))
 	}
 	unbound := w.principal(t, "unbound token of the account",
-		w.token(strings.TrimSpace(w.MustKubectl("-n", "kured-agent", "create", "token", "agent"))))
-	named := certificate("certificate", "kured-agent:"+mine, "kured-agent:nodes")
+		w.bearer(strings.TrimSpace(w.MustKubectl("-n", "kured-agent", "create", "token", "agent"))))
+	named := certificate("certificate", "kured-agent:"+Mine, "kured-agent:nodes")
 	nameless := certificate("certificate of the group for no Node", "worker-1", "kured-agent:nodes")
 	stranger := certificate("stranger", "mallory", "staff")
 	named.bound, stranger.stranger = true, true
 	w.principals = []principal{unbound, named, nameless, stranger}
 	if w.since(tokensSince) {
-		token := w.principal(t, "token", w.token(w.AgentToken(mine, time.Hour)))
+		token := w.principal(t, "token", w.bearer(w.AgentToken(Mine, time.Hour)))
 		token.bound = true
 		w.principals = append(w.principals, token)
 	}
@@ -119,13 +117,6 @@ func newWorld(t *testing.T, program, version string, itself bool) *world {
 }
 
 func (w *world) since(version string) bool { return w.version >= version } // all of them are 1.3x
-
-func (w *world) must(t *testing.T, method, path, body string) {
-	t.Helper()
-	if err := w.Do(t.Context(), method, path, []byte(body), nil); err != nil {
-		t.Fatalf("%s %s: %v", method, path, err)
-	}
-}
 
 func (w *world) config(t *testing.T, kubeconfig string) *rest.Config {
 	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
@@ -135,39 +126,17 @@ func (w *world) config(t *testing.T, kubeconfig string) *rest.Config {
 	return config
 }
 
-func (w *world) token(token string) *rest.Config {
-	config := rest.AnonymousClientConfig(w.AdminConfig())
-	config.BearerToken = token
-	return config
-}
-
 func (w *world) principal(t *testing.T, name string, config *rest.Config) principal {
 	client, err := rest.HTTPClientFor(config)
 	if err != nil {
 		t.Fatal(err)
 	}
-	client.Timeout = 15 * time.Second
+	client.Timeout = requestBound
 	return principal{name: name, host: w.URL(), client: client}
 }
 
-// do returns the status and, when it is not 2xx, the message that a reader sees.
 func (p principal) do(ctx context.Context, method, path, kind, body string) (code int, answer string, err error) {
-	request, err := http.NewRequestWithContext(ctx, method, p.host+path, strings.NewReader(body))
-	if err != nil {
-		return 0, "", err
-	}
-	request.Header.Set("Content-Type", kind)
-	response, err := p.client.Do(request)
-	if err != nil {
-		return 0, "", err
-	}
-	defer response.Body.Close()
-	raw, err := io.ReadAll(response.Body)
-	var status struct{ Message string }
-	if json.Unmarshal(raw, &status) == nil && status.Message != "" {
-		raw = []byte(status.Message)
-	}
-	return response.StatusCode, string(bytes.TrimSpace(raw)), err
+	return send(ctx, p.client, method, p.host+path, kind, body)
 }
 
 // try makes every attempt of a section with every credential. Where the section needs an optional manifest, it shows
@@ -176,33 +145,25 @@ func (w *world) try(t *testing.T, s section) {
 	if s.optional != "" {
 		for _, a := range s.attempts {
 			for _, p := range w.principals {
-				if code, answer, err := w.send(t, p, a, true); !p.stranger && (err != nil || code/100 != 2) {
+				if code, answer, err := w.send(t.Context(), p.client, a, true); !p.stranger && (err != nil || code/100 != 2) {
 					t.Errorf("%s, %s, without %s: %d %s (%v)", p.name, a.what, s.optional, code, answer, err)
 				}
 			}
 		}
-		w.MustKubectl("apply", "-f", w.manifest(t, s.optional))
-		w.Eventually(s.optional+" is enforced", 20*time.Second, func() bool {
-			_, answer, _ := w.send(t, w.principals[0], s.attempts[0], true)
-			return strings.Contains(answer, namesNoNode)
-		})
+		w.apply(t.Context(), s, w.principals[0].client, namesNoNode)
 	}
 	for _, a := range s.attempts {
-		if a.given != "" {
-			w.kubectl(t, a.given)
-		}
+		w.admin(a.given)
 		for _, p := range w.principals {
-			w.refused(t, p, a)
+			w.mustRefuse(t, p, a)
 		}
-		if a.after != "" {
-			w.kubectl(t, a.after)
-		}
+		w.admin(a.after)
 	}
 }
 
 // withoutPods applies the optional manifest for [drain] identity = "kubelet" and returns what it leaves.
 func (w *world) withoutPods(t *testing.T) []grant {
-	w.MustKubectl("apply", "-f", w.manifest(t, "optional/identity-kubelet.yaml"))
+	w.MustKubectl("apply", "-f", manifest("optional/identity-kubelet.yaml"))
 	named := slices.IndexFunc(w.principals, func(p principal) bool { return p.bound })
 	w.Eventually("the agents have no right to pods", 20*time.Second, func() bool {
 		allowed, err := w.principals[named].may(t, question{Verb: "list", Resource: "pods"})
@@ -211,63 +172,19 @@ func (w *world) withoutPods(t *testing.T) []grant {
 	return slices.DeleteFunc(slices.Clone(grants), func(g grant) bool { return g.where == everywhere })
 }
 
-func (w *world) manifest(t *testing.T, name string) string {
-	root, err := cluster.ModuleRoot()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return filepath.Join(root, "packaging", "kubernetes", name)
-}
-
-// kubectl runs the words of an attempt; SPARE is a file with a slot of ours.
-func (w *world) kubectl(t *testing.T, words string) {
-	if strings.Contains(words, "SPARE") {
-		spare := filepath.Join(w.Dir(), "spare.json")
-		text := w.uids.Replace(takeSlot("", "slot-spare-0", mine, ownedByMine, "").body)
-		text = strings.Replace(text, `"name":"slot`, `"namespace":"kured-agent","name":"slot`, 1)
-		if err := os.WriteFile(spare, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		words = strings.ReplaceAll(words, "SPARE", spare)
-	}
-	w.MustKubectl(strings.Fields(words)...)
-}
-
-func (w *world) send(t *testing.T, p principal, a attempt, dry bool) (int, string, error) {
-	path := a.path
-	if dry {
-		path += "?dryRun=All"
-	}
-	kind := cmp.Or(a.kind, cluster.MergePatch)
-	if a.method != http.MethodPatch {
-		kind = "application/json"
-	}
-	return p.do(t.Context(), a.method, path, kind, w.uids.Replace(a.body))
-}
-
-// refused makes one attempt for real, or without effect as long as the policy has not heard of what was prepared.
-func (w *world) refused(t *testing.T, p principal, a attempt) {
+// mustRefuse makes one attempt for real, unless it is said to be accepted.
+func (w *world) mustRefuse(t *testing.T, p principal, a attempt) {
 	want := w.answer(p, a)
 	if strings.HasPrefix(want, "accepted") {
-		if code, answer, err := w.send(t, p, a, true); err != nil || code/100 != 2 {
+		if code, answer, err := w.send(t.Context(), p.client, a, true); err != nil || code/100 != 2 {
 			t.Errorf("%s, %s: %d %s (%v), said to be accepted", p.name, a.what, code, answer, err)
 		}
 		return
 	}
-	if a.lags {
-		w.Eventually(a.what+" is refused: "+want, 20*time.Second, func() bool {
-			_, answer, _ := w.send(t, p, a, true)
-			return strings.Contains(answer, want)
-		})
-	}
-	code, answer, err := w.send(t, p, a, false)
-	if err != nil || !refusal[code] || !strings.Contains(answer, want) {
-		t.Errorf("%s, %s: %d %s (%v), want %q", p.name, a.what, code, answer, err, want)
+	if err := w.refused(t.Context(), p.client, a, want); err != nil {
+		t.Errorf("%s, %v", p.name, err)
 	}
 }
-
-// refusal has 409 for a token with the uid of another Node, and 400 for one that the API server can't make.
-var refusal = map[int]bool{http.StatusForbidden: true, http.StatusConflict: true, http.StatusBadRequest: true}
 
 // answer is what has to be in the refusal of the attempt.
 func (w *world) answer(p principal, a attempt) string {
@@ -291,23 +208,23 @@ func (w *world) mayDoItsWork(t *testing.T, p principal) {
 		return
 	}
 	const clean = `{"metadata":{"annotations":{"kured-agent/cordoned":null}},"spec":{"unschedulable":null,"taints":null}}`
-	take := takeSlot("", slot, mine, ownedByMine, "")
-	renew := token("", "agent", boundTo("Node", mine, uidOfMine), "")
+	take := takeSlot("", slot, Mine, ownedByMine, "")
+	renew := token("", "agent", boundTo("Node", Mine, uidOfMine), "")
 	evict := evictionAttempts[0]
 	for _, a := range []attempt{
-		patchNode("taint", mine, ourTaint, ""), patchNode("cordon", mine, ourCordon, ""),
-		patchNode("return", mine, clean, ""),
+		patchNode("taint", Mine, ourTaint, ""), patchNode("cordon", Mine, ourCordon, ""),
+		patchNode("return", Mine, clean, ""),
 		take, {method: "GET", path: leases + "/" + slot}, {method: "GET", path: leases},
 		{method: "DELETE", path: leases + "/" + slot},
-		{method: "GET", path: "/api/v1/nodes"}, {method: "GET", path: "/api/v1/pods?fieldSelector=spec.nodeName%3D" + mine},
+		{method: "GET", path: "/api/v1/nodes"}, {method: "GET", path: "/api/v1/pods?fieldSelector=spec.nodeName%3D" + Mine},
 		{method: "POST", path: strings.Replace(evict.path, "theirs", "ours", 1) + "?dryRun=All",
 			body: strings.Replace(evict.body, "theirs", "ours", 1)},
 	} {
-		if code, answer, err := w.send(t, p, a, false); err != nil || code/100 != 2 {
+		if code, answer, err := w.send(t.Context(), p.client, a, false); err != nil || code/100 != 2 {
 			t.Errorf("%s, its own work %s %s: %d %s (%v)", p.name, a.method, a.path, code, answer, err)
 		}
 	}
-	code, answer, err := w.send(t, p, renew, false)
+	code, answer, err := w.send(t.Context(), p.client, renew, false)
 	if !w.since(tokensSince) {
 		if !strings.Contains(answer, cannotBind) {
 			t.Errorf("%s on %s: a bound token: %d %s", p.name, w.version, code, answer)
