@@ -31,6 +31,8 @@ type Request struct {
 	Namespace, Name       string
 	URI                   string
 	Code                  int
+	Token, Node           string // id of the token that it was made with, and the Node that it is bound to
+	Issued                string // id of the token that was the answer
 }
 
 type auditLog struct {
@@ -41,9 +43,13 @@ type auditLog struct {
 type auditEvent struct {
 	RequestReceivedTimestamp    time.Time
 	Verb, UserAgent, RequestURI string
-	User                        struct{ Username string }
-	ObjectRef                   struct{ Resource, Subresource, Namespace, Name string }
-	ResponseStatus              struct{ Code int }
+	User                        struct {
+		Username string
+		Extra    map[string][]string
+	}
+	Annotations    map[string]string
+	ObjectRef      struct{ Resource, Subresource, Namespace, Name string }
+	ResponseStatus struct{ Code int }
 }
 
 // Requests returns the finished requests so far that match, in the order they finished. Needs Options.Audit.
@@ -104,9 +110,25 @@ func (l *auditLog) read(path string) error {
 			Time: e.RequestReceivedTimestamp, User: e.User.Username, UserAgent: e.UserAgent, Verb: e.Verb,
 			Resource: e.ObjectRef.Resource, Subresource: e.ObjectRef.Subresource,
 			Namespace: e.ObjectRef.Namespace, Name: e.ObjectRef.Name, URI: e.RequestURI, Code: e.ResponseStatus.Code,
+			Token: tokenID(e.extra("credential-id")), Node: e.extra("node-name"),
+			Issued: tokenID(e.Annotations[authentication+"issued-credential-id"]),
 		})
 	}
 	return nil
+}
+
+const authentication = "authentication.kubernetes.io/"
+
+func (e auditEvent) extra(key string) string {
+	return strings.Join(e.User.Extra[authentication+key], " ")
+}
+
+// tokenID is the claim "jti" of the token that the id of a credential names; empty for a certificate's.
+func tokenID(credential string) string {
+	if id, ok := strings.CutPrefix(credential, "JTI="); ok {
+		return id
+	}
+	return ""
 }
 
 // AgentUser is the user name of every agent's token.
