@@ -13,21 +13,28 @@ import (
 	"github.com/kured-agent/kured-agent/test/cluster"
 )
 
+// kured builds the admin's command and returns its path.
+func (s *scene) kured() string {
+	s.Helper()
+	root, err := cluster.ModuleRoot()
+	if err != nil {
+		s.Fatal(err)
+	}
+	command := filepath.Join(s.TempDir(), "kubectl-kured")
+	build := exec.Command("go", "build", "-o", command, "./cmd/kubectl-kured")
+	build.Dir = root
+	if out, err := build.CombinedOutput(); err != nil {
+		s.Fatalf("%v\n%s", err, out)
+	}
+	return command
+}
+
 // enrol is "kubectl kured enroll NODE | ssh NODE sudo kured-agent enroll --kubeconfig -". The pipe is a file that the
 // machine sees.
 func (n *node) enrol(flags ...string) string {
 	n.s.Helper()
-	root, err := cluster.ModuleRoot()
-	if err != nil {
-		n.s.Fatal(err)
-	}
-	command := filepath.Join(n.s.TempDir(), "kubectl-kured")
-	build := exec.Command("go", "build", "-o", command, "./cmd/kubectl-kured")
-	build.Dir = root
-	if out, err := build.CombinedOutput(); err != nil {
-		n.s.Fatalf("%v\n%s", err, out)
-	}
-	kured := exec.Command(command, append([]string{"--kubeconfig", n.s.c.Admin(), "enroll", n.Name(), "--server", n.s.url}, flags...)...)
+	kured := exec.Command(n.s.kured(),
+		append([]string{"--kubeconfig", n.s.c.Admin(), "enroll", n.Name(), "--server", n.s.url}, flags...)...)
 	kured.Stderr = os.Stderr
 	kubeconfig, err := kured.Output()
 	if err == nil {

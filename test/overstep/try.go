@@ -123,8 +123,11 @@ func (s *Stage) refused(ctx context.Context, client *http.Client, a attempt, wor
 		})
 	}
 	code, answer, err := s.send(ctx, client, a, false)
-	if err != nil || !refusal[code] || !strings.Contains(answer, words) {
-		return fmt.Errorf("%s: %d %s (%v), want %q", a.what, code, answer, err, words)
+	switch {
+	case err != nil:
+		return fmt.Errorf("%s: %w", a.what, err)
+	case !refusal[code] || !strings.Contains(answer, words):
+		return fmt.Errorf("%s: %d %.500s, want %q", a.what, code, answer, words)
 	}
 	return nil
 }
@@ -164,4 +167,18 @@ func send(
 		raw = []byte(status.Message)
 	}
 	return response.StatusCode, string(bytes.TrimSpace(raw)), err
+}
+
+// Renew asks for another token of the agent of Mine, as the agent does.
+func (s *Stage) Renew(ctx context.Context, client *http.Client) (raw string, err error) {
+	renewal := token("", "agent", boundTo("Node", Mine, uidOfMine), "")
+	code, answer, err := s.send(ctx, client, renewal, false)
+	var request struct{ Status struct{ Token string } }
+	if err == nil {
+		err = json.Unmarshal([]byte(answer), &request)
+	}
+	if err != nil || code != http.StatusCreated {
+		return "", fmt.Errorf("renewing a token: %d %s: %w", code, answer, err)
+	}
+	return request.Status.Token, nil
 }
