@@ -195,7 +195,8 @@ func TestARequestTaintsAndItsClearingCleans(t *testing.T) {
 		t.Errorf("reasons %+v", u.Reasons)
 	}
 	for _, want := range []string{"WaitingTurn", "new CPU microcode", "somebody-else"} {
-		c.Eventually("status says "+want, 15*time.Second, func() bool {
+		// A restarted agent lets a second pass for each Node of the shared cluster, at most, before it looks at the slots.
+		c.Eventually("status says "+want, 2*time.Minute, func() bool {
 			out, _ := m.Command("status")
 			return strings.Contains(out, want)
 		})
