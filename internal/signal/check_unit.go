@@ -85,7 +85,7 @@ type checkUnit struct {
 
 func newCheckUnit(b *bus.Bus, name string) *checkUnit {
 	return &checkUnit{
-		bus: b, name: name, path: checkPath(name), changed: newHints(), end: newHints(),
+		bus: b, name: name, path: bus.UnitPath(name), changed: newHints(), end: newHints(),
 		ended: map[dbus.ObjectPath]ending{},
 	}
 }
@@ -321,19 +321,6 @@ func parseJobPath(body []any) (dbus.ObjectPath, error) {
 		}
 	}
 	return "", errors.New("starting a check: the answer is not the path of a job")
-}
-
-// checkPath is the object path of a unit: each byte of its name but letters and digits becomes _xx.
-func checkPath(name string) string {
-	path := []byte(pid1Path + "/unit/")
-	for _, c := range []byte(name) {
-		if c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' {
-			path = append(path, c)
-		} else {
-			path = fmt.Appendf(path, "_%02x", c)
-		}
-	}
-	return string(path)
 }
 
 func (h hints) drain() {

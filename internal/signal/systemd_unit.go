@@ -62,7 +62,7 @@ func (u *systemdUnitSource) Name() string { return "systemd-unit:" + u.unit }
 
 func (u *systemdUnitSource) Run(ctx context.Context, report func(State)) error {
 	return followBus(ctx, u.bus, bus.Match{
-		Sender: systemdName, Path: unitPath(u.unit),
+		Sender: systemdName, Path: bus.UnitPath(u.unit),
 		Interface: "org.freedesktop.DBus.Properties", Member: "PropertiesChanged", Arg0: systemdUnit,
 	}, u.read, report)
 }
@@ -118,19 +118,4 @@ func (u *systemdUnitSource) state(load, active string) State {
 	return State{Level: plan.Required, Reasons: []plan.Reason{{
 		ID: u.unit, Text: fmt.Sprintf("unit %s is active", u.unit), Kind: plan.KindFull,
 	}}}
-}
-
-// unitPath returns the object path of a unit: each byte but letters and digits, and a leading digit, becomes _xx.
-func unitPath(name string) string {
-	var b strings.Builder
-	b.WriteString(systemdPath + "/unit/")
-	for i, c := range []byte(name) {
-		letter := c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z'
-		if letter || c >= '0' && c <= '9' && i > 0 {
-			b.WriteByte(c)
-		} else {
-			fmt.Fprintf(&b, "_%02x", c)
-		}
-	}
-	return b.String()
 }

@@ -105,19 +105,19 @@ func TestWhatIsNotOfSystemdOrMakesNoSenseDoesNotCount(t *testing.T) {
 	p.becomes("at start", plan.NotRequired)
 	const changed = "org.freedesktop.DBus.Properties.PropertiesChanged"
 	stranger := bustest.NewStranger(d)
-	stranger.Forge(unitPath(requiredTarget), changed, systemdUnit,
+	stranger.Forge(bus.UnitPath(requiredTarget), changed, systemdUnit,
 		map[string]dbus.Variant{"ActiveState": dbus.MakeVariant("active")}, []string{})
-	stranger.Forge(unitPath(requiredTarget), changed)
+	stranger.Forge(bus.UnitPath(requiredTarget), changed)
 	bustest.Eventually(t, "the forgery counted", func() bool { return b.Dropped() >= 1 })
 	if s := p.state(); s.Level != plan.NotRequired {
 		t.Errorf("state %+v", s)
 	}
-	manager.ChangeProperty(unitPath(requiredTarget), systemdUnit, "ActiveState", uint32(1))
+	manager.ChangeProperty(bus.UnitPath(requiredTarget), systemdUnit, "ActiveState", uint32(1))
 	p.shows("a number", func(s State) bool { return strings.Contains(fmt.Sprint(s.Err), "it is a uint32") })
 	manager.SetUnit(requiredTarget, bustest.FakeUnit{Active: "active"})
 	p.becomes("systemd itself", plan.Required)
 	manager.On("LoadUnit", bustest.Refuse("org.freedesktop.DBus.Error.AccessDenied", "no"))
-	manager.ChangeProperty(unitPath(requiredTarget), systemdUnit, "ActiveState", "active")
+	manager.ChangeProperty(bus.UnitPath(requiredTarget), systemdUnit, "ActiveState", "active")
 	p.becomes("denied", plan.Unknown)
 	for _, body := range [][]any{{}, {"/"}, {nil}, {dbus.ObjectPath("no")}, {dbus.ObjectPath("/"), 1}} {
 		if object, err := parseUnit(body); err == nil {
@@ -135,14 +135,14 @@ func TestUnitNamesAreChecked(t *testing.T) {
 		if problems := Check("systemd-unit", map[string]any{"unit": name}); (len(problems) == 0) != good {
 			t.Errorf("%q: %v", name, problems)
 		}
-		if path := dbus.ObjectPath(unitPath(name + "x")); !path.IsValid() {
+		if path := dbus.ObjectPath(bus.UnitPath(name + "x")); !path.IsValid() {
 			t.Errorf("%q has the path %q", name, path)
 		}
 	}
 	if problems := Check("systemd-unit", nil); len(problems) != 1 {
 		t.Errorf("no unit: %v", problems)
 	}
-	if got := unitPath(requiredTarget); got != string(bustest.UnitPath(requiredTarget)) {
+	if got := bus.UnitPath(requiredTarget); got != string(bustest.UnitPath(requiredTarget)) {
 		t.Errorf("unitPath = %q", got)
 	}
 }

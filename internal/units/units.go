@@ -10,7 +10,6 @@ import (
 	"math"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -269,7 +268,7 @@ func (c *Client) Watch(name string, hint func()) {
 	first := len(c.hints) == 1
 	c.mu.Unlock()
 	c.bus.Watch(bus.Match{
-		Sender: service, Path: unitPath(name),
+		Sender: service, Path: bus.UnitPath(name),
 		Interface: "org.freedesktop.DBus.Properties", Member: "PropertiesChanged", Arg0: unit,
 	}, func(bus.Signal) { hint() })
 	if first {
@@ -335,22 +334,4 @@ func (c *Client) call(ctx context.Context, method string, args ...any) ([]any, e
 
 func property[T any](ctx context.Context, c *Client, object dbus.ObjectPath, iface, property string) (T, error) {
 	return bus.Property[T](ctx, c.bus, service, string(object), iface, property)
-}
-
-// unitPath returns the object path of a unit: each byte but letters and digits, and a leading digit, becomes _xx.
-func unitPath(name string) string {
-	var b strings.Builder
-	b.WriteString(path + "/unit/")
-	if name == "" {
-		b.WriteByte('_')
-	}
-	for i, c := range []byte(name) {
-		letter := c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z'
-		if letter || c >= '0' && c <= '9' && i > 0 {
-			b.WriteByte(c)
-		} else {
-			fmt.Fprintf(&b, "_%02x", c)
-		}
-	}
-	return b.String()
 }

@@ -34,7 +34,7 @@ func TestTheStateOfAUnitIsRead(t *testing.T) {
 	if state, sub, err := c.Active(t.Context(), "none.service"); err != nil || state != NotFound || sub != "" {
 		t.Errorf("Active of no unit = %q, %q, %v", state, sub, err)
 	}
-	systemd.SetProperty(unitPath(target), unit, "ActiveState", uint32(1))
+	systemd.SetProperty(bus.UnitPath(target), unit, "ActiveState", uint32(1))
 	if _, _, err := c.Active(t.Context(), target); err == nil {
 		t.Error("a property of another type has no error")
 	}
@@ -73,7 +73,7 @@ func TestTheJobOfOurOwnUnitTellsARestartFromAStop(t *testing.T) {
 			t.Errorf("JobType = %q, %v, want %q", typ, err, want)
 		}
 	}
-	systemd.SetProperty(unitPath(own), unit, "Job", "none")
+	systemd.SetProperty(bus.UnitPath(own), unit, "Job", "none")
 	if _, err := c.JobType(t.Context(), own); err == nil {
 		t.Error("a job of another type has no error")
 	}
@@ -148,27 +148,6 @@ func TestChangesArriveAlsoAfterSystemdOrTheBusReturned(t *testing.T) {
 	if hints.Load() == 0 {
 		t.Error("the first watch was never called")
 	}
-}
-
-func TestUnitPathsAreEscaped(t *testing.T) {
-	for name, want := range map[string]string{
-		target:         "/org/freedesktop/systemd1/unit/kured_2dagent_2dpre_2dreboot_2etarget",
-		"0a@b.service": "/org/freedesktop/systemd1/unit/_30a_40b_2eservice",
-		"":             "/org/freedesktop/systemd1/unit/_",
-	} {
-		if got := unitPath(name); got != want {
-			t.Errorf("unitPath(%q) = %q", name, got)
-		}
-	}
-}
-
-func FuzzUnitPath(f *testing.F) {
-	f.Add("kured-agent.service")
-	f.Fuzz(func(t *testing.T, name string) {
-		if got := unitPath(name); !dbus.ObjectPath(got).IsValid() {
-			t.Errorf("unitPath(%q) = %q", name, got)
-		}
-	})
 }
 
 func FuzzAnswers(f *testing.F) {
