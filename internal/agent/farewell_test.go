@@ -111,6 +111,26 @@ func TestWhatLogindWouldRefuseTakesNoSlot(t *testing.T) {
 	})
 }
 
+type slowPreflight struct{ simLogind }
+
+func (slowPreflight) Preflight(ctx context.Context) error {
+	<-ctx.Done() // polkit does not answer
+	return ctx.Err()
+}
+
+func TestALogindThatTakesItsTimeDelaysNoTaint(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSim(t).booted(1)
+		s.tweak = func(a *Agent, _ bool) { a.Logind = slowPreflight{simLogind{s}} }
+		s.after(time.Second, func() {
+			if !s.node.Tainted {
+				t.Error("a second after the need the Node is not tainted")
+			}
+		})
+		s.runFor(time.Minute)
+	})
+}
+
 // kubereboot/kured#403: the reboot came in the middle of an upgrade.
 func TestAPackageManagerAtWorkIsWaitedFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

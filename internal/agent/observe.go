@@ -125,7 +125,9 @@ func (a *Agent) observeLogind(ctx context.Context, o *plan.Observed) {
 		a.Logger.Debug("asking for a scheduled shutdown", "err", err)
 	}
 	o.Inhibitors = a.inhibitors(ctx)
-	if o.Need == plan.Required && len(o.Inhibitors) == 0 && (o.Record.Slot == nil || a.refusal != "") {
+	// Not before the taint: polkit may take its time, and the scheduler should know at once.
+	tainted := o.Record.Marked && o.Record.Boot == o.Boot
+	if o.Need == plan.Required && tainted && len(o.Inhibitors) == 0 && (o.Record.Slot == nil || a.refusal != "") {
 		a.preflight(ctx, o.Uptime)
 	}
 	if a.refusal != "" && len(o.Inhibitors) == 0 {
