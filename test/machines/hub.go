@@ -61,7 +61,9 @@ func NewHub(t cluster.TB) *Hub {
 	for _, command := range []string{
 		"ip netns add HUB",
 		"ip -n HUB link set lo up",
-		"ip -n HUB link add br0 type bridge forward_delay 0 stp_state 0",
+		// Its own address: else it takes the lowest of its ports, and each machine that joins may change it, so that those
+		// before ask in vain for up to half a minute.
+		"ip -n HUB link add br0 address 02:00:00:00:00:01 type bridge forward_delay 0 stp_state 0",
 		"ip -n HUB addr add " + HubAddress + "/24 dev br0",
 		"ip -n HUB link set br0 up",
 	} {
