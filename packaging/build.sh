@@ -23,8 +23,8 @@ pinned() {
         GOAMD64=v1 GOARM64=v8.0 go "$@"
 }
 
-# Without inlining a tenth of the program's pages are gone, and with them 0.9 MiB of the idle agent's resident memory. It
-# waits for a living, so the calls that this costs are never noticed.
+# Without inlining a tenth of the program's pages are gone, and with them up to 0.9 MiB of the idle agent's resident
+# memory. It waits for a living, so the calls that this costs are never noticed.
 
 # compile ARCH: the programs, and for each its licences and its bill of materials.
 compile() {

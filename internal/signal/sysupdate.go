@@ -91,8 +91,7 @@ func (s *sysupdate) read(ctx context.Context) (State, error) {
 	switch {
 	case errors.Is(err, errAbsent):
 		err = cmp.Or(s.failure, err)
-	case errors.Is(err, bus.ErrNotConnected), errors.Is(err, bus.ErrLost),
-		bus.IsNamed(err, "org.freedesktop.DBus.Error.NoReply"): // no answer: the service left just then
+	case errors.Is(err, bus.ErrNotConnected), errors.Is(err, bus.ErrLost): // no answer
 	default:
 		s.failure = err
 	}
